@@ -390,8 +390,8 @@ const RegisteredCommand plan_command([] {
            R"(Plans a step as train does, from a model's config and what is known of a machine: what the GPU and the
 host would hold, who owns the optimizer state, what is recomputed, how long a step is expected to take,
 who waits for whom, and a sketch of it in time. --explain says what else there was to choose and why it
-lost. --gpus plans for several GPUs: what one of them and its host take, and what collectives cost. What does not fit is refused with what is short. Nothing is
-allocated; weights are not needed.)",
+lost. --gpus plans for several GPUs: what one of them and its host take, and what collectives cost. What
+does not fit is refused with what is short. Nothing is allocated; weights are not needed.)",
        .examples = {"superoffload plan --model qwen3-14b",
                     "superoffload plan --model gpt-oss-20b --optimizer_state_dtype bf16 --hardware gh200 --json",
                     "superoffload plan --model qwen3-14b --explain split --trace expected.json",

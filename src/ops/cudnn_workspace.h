@@ -6,12 +6,14 @@
 
 namespace so {
 
+constexpr std::int64_t round_up_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+
 // Returns the rows that a graph of ragged documents has for the longest: 64 to 512 in steps of 64, then four to an
 // octave. Rows beyond a document's end cost next to nothing, graphs 50 ms each.
 constexpr std::int64_t rounded_length(std::int64_t length) {
   std::int64_t step = 64;
   while (step * 8 < length) step *= 2;
-  return (length + step - 1) / step * step;
+  return round_up_to(length, step);
 }
 
 // cuDNN's workspace for attention beyond the tensors in it: 256 bytes and 256 a document were seen.
@@ -28,9 +30,8 @@ struct CudnnGradientSize {
 //   deterministic: dS in bf16, quadratic in the length;
 //   else: dq in fp32.
 constexpr std::int64_t cudnn_gradient_bytes(const CudnnGradientSize& s) {
-  const auto padded_to = [](std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; };
-  const std::int64_t keys = padded_to(s.key_length, 128), dim = padded_to(s.head_dim, 64), heads = s.batch * s.heads,
-                     rows = heads * padded_to(s.length, 128);
+  const std::int64_t keys = round_up_to(s.key_length, 128), dim = round_up_to(s.head_dim, 64),
+                     heads = s.batch * s.heads, rows = heads * round_up_to(s.length, 128);
   std::int64_t bytes = rows * 4;
   if (s.heads != s.kv_heads) bytes += 2 * heads * keys * dim * 2;
   return bytes + (s.deterministic ? rows * keys * 2 : rows * dim * 4);

@@ -18,8 +18,6 @@ static_assert(2 * attention_in_tiles_beyond == scores_per_token);
 // Sums in any order are cut by key heads where they would take more than this at a time.
 constexpr std::int64_t sums_in_any_order = std::int64_t{3} << 29;
 
-std::int64_t round_up_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
-
 // Offsets of nine tensors and two lengths for each document, whose number is rounded up by a half at most, with what
 // cuDNN asks for whatever the shape, and alignment.
 std::int64_t cudnn_tables(const AttentionSize& size) {
@@ -51,9 +49,9 @@ std::int64_t gradient_base(const AttentionSize& size) {
 std::int64_t gradient_in_any_order(const AttentionSize& size) {
   const std::int64_t rows = rows_in_graph(size), group = size.q_heads / size.kv_heads;
   const std::int64_t a_key_head = cudnn_gradient_bytes({1, group, 1, size.head_dim, rows, rows, false});
-  const std::int64_t heads = std::min(size.kv_heads * a_key_head, std::max(sums_in_any_order, a_key_head));
+  const std::int64_t sums = std::min(size.kv_heads * a_key_head, std::max(sums_in_any_order, a_key_head));
   // Kernels that need the row sums alone do what cuDNN does not take.
-  return cudnn_tables(size) + 256 + std::max(rows * size.q_heads * 4, heads);
+  return cudnn_tables(size) + 256 + std::max(rows * size.q_heads * 4, sums);
 }
 
 // The CPU's ops need no memory beside their arguments, and keep logits in fp32.

@@ -208,7 +208,7 @@ class Framework {
     world.add_gradient(t, values);
     const DType dtype = world.tensors[t].one.dtype;
     Stream& stream = streams_.empty() ? rig().stream() : optimizer_.stream();
-    // Of each stream one place, which its order protects.
+    // Each stream has a place of its own, so that the order of its work protects it.
     Buffer& memory = gradients_[{&stream, t}];
     if (!memory) memory = rig().device().allocate(MemoryKind::device, values.size() * size_of(dtype), "its gradient");
     const auto enqueue = [&](const std::vector<float>& from) {

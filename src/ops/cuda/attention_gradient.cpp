@@ -151,9 +151,11 @@ bool gradient_by_documents(CudnnSdpa& cudnn, const AttentionCall& call) {
   const auto documents = static_cast<std::size_t>(call.spans->documents);
   const auto length = [&](std::size_t d) { return std::int64_t{starts[d + 1]} - starts[d]; };
   std::int64_t longest_at_once = 0, longest_in_tiles = 0;
-  for (std::size_t d = 0; d < documents; ++d)
-    if (length(d) > std::max(longest_at_once, longest_in_tiles))
-      (together(call, d, 1, length(d)).cut ? longest_at_once : longest_in_tiles) = length(d);
+  for (std::size_t d = 0; d < documents; ++d) {
+    if (length(d) <= std::max(longest_at_once, longest_in_tiles)) continue;
+    std::int64_t& longest = together(call, d, 1, length(d)).cut ? longest_at_once : longest_in_tiles;
+    longest = length(d);
+  }
   std::optional<LongDocuments> in_tiles;
   if (longest_in_tiles > 0) {
     const std::optional<AttentionTiles> tiles = tiles_that_fit(call, longest_in_tiles);

@@ -11,8 +11,8 @@ namespace so {
 
 class LongDocuments {
  public:
-  // Takes tiles.bytes(head_dim, longest) of the call's scratch. `call`: self-attention without a window, rows in pieces
-  // of 16 bytes.
+  // Takes tiles.bytes(head_dim, longest) of the call's scratch, for documents of at most `longest` rows. `call`:
+  // self-attention without a window, rows in pieces of 16 bytes.
   LongDocuments(CudnnSdpa& cudnn, AttentionCall call, const AttentionTiles& tiles, std::int64_t longest);
 
   // Enqueues the gradient of the document that has the rows [begin, begin + length), to the same bits every time.

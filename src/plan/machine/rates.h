@@ -21,7 +21,7 @@ struct CollectiveRates {
 struct Efficiencies {
   double attention_forward = 0, attention_backward = 0;  // causal, heads of 128 or more; of gemm_flops
   double small_head_attention_forward = 0, small_head_attention_backward = 0;
-  // Of documents whose gradient goes in tiles.
+  // Attention's gradient goes in tiles for longer documents, which reach the shares that follow.
   static constexpr std::int64_t long_attention_tokens = attention_in_tiles_beyond;
   double long_attention_forward = 0, long_attention_backward = 0, long_small_head_attention_backward = 0;
   double any_order = 0, any_order_small_head = 0;  // gradients in any order, of what those in order reach

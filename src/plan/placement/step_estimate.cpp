@@ -101,7 +101,7 @@ double least_seconds(const SimulatedRun& run) {
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     const auto elements = static_cast<double>(run.units[u].elements),
                weights = elements + static_cast<double>(run.units[u].frozen);
-    pass += run.units[u].forward + run.units[u].input_to_host;
+    pass += run.units[u].first_forward();
     reduce += (gradients.sliced[u] ? micro_batches : 1) * run.units[u].reduce;
     gather += (in_slices[u] ? gather_copies : 1) * run.units[u].gather;
     if (gradients.moving[u] >= 0 && static_cast<int>(u) >= run.first_trained_unit)
@@ -111,10 +111,7 @@ double least_seconds(const SimulatedRun& run) {
                    : sends_masters(run, in_slices, static_cast<int>(u)) ? elements * 4 * gather_copies
                                                                         : elements * run.weight_bytes;
   }
-  for (const BackwardStep& step : backward_steps_of(run)) {
-    const SimulatedUnit& unit = run.units[static_cast<std::size_t>(step.unit)];
-    pass += step.forward_again ? unit.forward : unit.backward;
-  }
+  pass += backward_seconds_of(run);
   // The sum of a unit that has its slot alone stays there.
   if (moved >= 2 * (has_collectives(run) ? slice_slots : gradient_slots)) to_device += sums;
   const double owned = host_elements(run), to_host = owned * run.gradient_bytes + sums;
@@ -230,15 +227,10 @@ std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, st
   if (in.undo_place_bytes > 0)
     places = std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, host_bytes) / in.undo_place_bytes));
   const SimulatedRun run = simulated_run(in, device_units, keep, 0, residency);
-  double backward = 0;
-  for (const BackwardStep& step : backward_steps_of(run)) {
-    const SimulatedUnit& unit = run.units[static_cast<std::size_t>(step.unit)];
-    backward += step.forward_again ? unit.forward : unit.backward;
-  }
   const double full = full_bytes(in),
                update = std::max(full / in.rates.host_adamw,  // an element
                                  (full + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory);
-  const double fillable = std::min(host_elements(run), backward / update);
+  const double fillable = std::min(host_elements(run), backward_seconds_of(run) / update);
   return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(run.bucket_elements))));
 }
 

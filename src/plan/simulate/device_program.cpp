@@ -63,6 +63,15 @@ std::vector<BackwardStep> backward_steps_of(const SimulatedRun& run) {
   return backward_steps(static_cast<int>(run.units.size()), run.first_trained_unit, remade);
 }
 
+double backward_seconds_of(const SimulatedRun& run) {
+  double seconds = 0;
+  for (const BackwardStep& step : backward_steps_of(run)) {
+    const SimulatedUnit& unit = run.units[static_cast<std::size_t>(step.unit)];
+    seconds += step.forward_again ? unit.forward : unit.backward;
+  }
+  return seconds;
+}
+
 DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed) {
   DeviceProgram program;
   const int units = static_cast<int>(run.units.size());
@@ -70,18 +79,17 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
   const bool several_ranks = has_collectives(run);
   const std::vector<bool> sliced = gradient_places_of(run).sliced;
   const std::vector<BackwardStep> backward = backward_steps_of(run);
-  for (const SimulatedUnit& unit : run.units) program.pass_seconds += unit.forward + unit.input_to_host;
-  for (const BackwardStep& step : backward) {
-    const SimulatedUnit& unit = run.units[static_cast<std::size_t>(step.unit)];
-    program.pass_seconds += step.forward_again ? unit.forward : unit.backward;
-    if (sliced[static_cast<std::size_t>(step.unit)] && !step.forward_again) program.pass_collectives += unit.reduce;
-  }
+  for (const SimulatedUnit& unit : run.units) program.pass_seconds += unit.first_forward();
+  program.pass_seconds += backward_seconds_of(run);
+  for (const BackwardStep& step : backward)
+    if (const auto u = static_cast<std::size_t>(step.unit); sliced[u] && !step.forward_again)
+      program.pass_collectives += run.units[u].reduce;
   int turn = 0;
   PlaceTurns<stream_places> stream_turns(streamed);
   PlaceTurns<gather_places> gather_turns(gathered);
   const auto op = [&](DeviceOp o, bool first_pass, bool again = false) {
     const SimulatedUnit& u = run.units[static_cast<std::size_t>(o.unit)];
-    o.seconds = o.work == SimulatedWork::backward ? u.backward : u.forward + (again ? 0 : u.input_to_host);
+    o.seconds = o.work == SimulatedWork::backward ? u.backward : again ? u.forward : u.first_forward();
     if (streamed[static_cast<std::size_t>(o.unit)]) {
       o.use = static_cast<int>(program.uses.size());
       const auto before = stream_turns.use(o.unit, o.use);

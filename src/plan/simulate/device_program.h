@@ -50,6 +50,8 @@ struct DeviceProgram {
 bool has_collectives(const SimulatedRun& run);
 GradientPlaces gradient_places_of(const SimulatedRun& run);
 std::vector<BackwardStep> backward_steps_of(const SimulatedRun& run);
+// Returns the device's seconds from the head's backward pass on, forward passes that run again included.
+double backward_seconds_of(const SimulatedRun& run);
 // Whether the rank's slice of the unit's master weights goes to the device for each gather. `gathered`: by unit.
 bool sends_masters(const SimulatedRun& run, const std::vector<bool>& gathered, int unit);
 

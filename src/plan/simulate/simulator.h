@@ -51,6 +51,7 @@ struct SimulatedUnit {
   bool remade_input = false;      // its input is not kept, but made again
   // Seconds by which a forward pass takes longer since its input goes to the host; not one that runs again.
   double input_to_host = 0;
+  double first_forward() const { return forward + input_to_host; }
   auto operator<=>(const SimulatedUnit&) const = default;
 };
 
