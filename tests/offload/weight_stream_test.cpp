@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <set>
@@ -109,6 +110,56 @@ TEST(WeightStream, CopiesLargeUnitsWhole) {
   rig.stream().copy(found.data(), weight.data(), weight.bytes());
   rig.stream().synchronize();
   EXPECT_TRUE(found == values);
+}
+
+// Of a unit that is asked for while its weights are being made, the pieces that are final travel already.
+TEST(WeightStream, SendsPiecesAsTheyBecomeFinal) {
+  constexpr std::int64_t columns = 1024, piece = WeightStream::piece_bytes / 4, rows = 2 * piece / columns + 37;
+  const ParameterLayout layout(
+      {{"embed", {10, 8}, true, 0, false}, {"1", {rows, columns}, true, 1, false}, {"head", {10, 8}, true, 2, false}});
+  DeviceRig rig;
+  DeviceWeights weights(rig.device(), layout, DType::f32, std::vector<int>{-1, 0, -1});
+  WeightStream stream(rig.device(), layout, weights, {false, true, false}, [](int) { return false; });
+  const Range unit = layout.unit_range(1);
+  const auto write = [&](float value) {
+    std::fill_n(reinterpret_cast<float*>(stream.at(unit.begin)), unit.size(), value);
+  };
+  std::vector<float> found(static_cast<std::size_t>(rows * columns));
+  const auto read = [&] {
+    const Tensor weight = weights.weight(layout.unit_parameters(1).first);
+    rig.stream().copy(found.data(), weight.data(), weight.bytes());
+    rig.stream().synchronize();
+  };
+  // In two parts, of which the first ends within the second piece.
+  const std::int64_t middle = unit.begin + piece + piece / 2;
+  write(1);
+  stream.begin({unit.begin, middle});
+  EXPECT_FALSE(stream.here(1));
+  EXPECT_EQ(stream.copies(), 1);
+  const auto first_is_there = [&] {
+    read();
+    return std::all_of(found.begin(), found.begin() + piece, [](float value) { return value == 1; });
+  };
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!first_is_there() && std::chrono::steady_clock::now() < patience) {
+  }
+  write(2);
+  stream.begin({middle, unit.end});
+  stream.require(1, rig.stream());
+  read();
+  EXPECT_EQ(stream.copies(), 1);
+  EXPECT_TRUE(stream.here(1));
+  const auto expected = [&](std::size_t i) { return i < static_cast<std::size_t>(piece) ? 1.0f : 2.0f; };
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) wrong += found[i] == expected(i) ? 0 : 1;
+  EXPECT_EQ(wrong, 0U);
+  // Weights that have changed travel anew, all of them.
+  stream.release(1, rig.stream());
+  stream.drop(1);
+  write(3);
+  stream.require(1, rig.stream());
+  read();
+  EXPECT_TRUE(found == std::vector<float>(found.size(), 3));
 }
 
 TEST(StreamedUnits, AreSpreadEvenlyAmongThoseThatMay) {

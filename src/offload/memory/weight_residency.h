@@ -20,8 +20,8 @@ class WeightResidency {
 
   // Work that follows on `stream` finds the unit's weights on the device. Their owner has made them final.
   virtual void require(int unit, Stream& stream) = 0;
-  // Before require(): the weights of `part` of a unit are final. Enqueues what can begin with them, and waits for
-  // nothing.
+  // Before require(): the weights of `part` of a unit are final, and those of the unit that lie before it. Enqueues
+  // what can begin with them, and waits for nothing.
   virtual void begin(Range) {}
   // Work that follows on `stream` does not touch them.
   virtual void release(int unit, Stream& stream) = 0;

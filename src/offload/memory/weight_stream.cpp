@@ -48,25 +48,35 @@ std::byte* WeightStream::at(std::int64_t element) const {
          static_cast<std::size_t>(offset) * size_of(weights_.dtype());
 }
 
-void WeightStream::send(int unit) {
+void WeightStream::send(int unit, std::int64_t end) {
   Place& to = place(unit);
-  SO_CHECK(!to.in_use, "the place for unit {} is in use", unit);
   const Range range = layout_.unit_range(unit);
-  stream_->wait(*to.free);
-  const std::int64_t piece = piece_bytes / static_cast<std::int64_t>(size_of(weights_.dtype()));
-  for (std::int64_t begin = range.begin; begin < range.end; begin += piece) {
-    if (begin > range.begin) stream_->yield();
-    stream_->copy(weights_.at(begin), at(begin),
-                  static_cast<std::size_t>(std::min(piece, range.end - begin)) * size_of(weights_.dtype()));
+  if (to.unit != unit) {
+    SO_CHECK(!to.in_use, "the place for unit {} is in use", unit);
+    stream_->wait(*to.free);
+    to.unit = unit;
+    to.sent = range.begin;
+    ++copies_;
   }
-  stream_->record(*to.arrived);
-  to.unit = unit;
-  ++copies_;
+  const std::int64_t piece = piece_bytes / static_cast<std::int64_t>(size_of(weights_.dtype()));
+  while (to.sent < range.end) {
+    const std::int64_t count = std::min(piece, range.end - to.sent);
+    if (to.sent + count > end) return;
+    if (to.sent > range.begin) stream_->yield();
+    stream_->copy(weights_.at(to.sent), at(to.sent), static_cast<std::size_t>(count) * size_of(weights_.dtype()));
+    to.sent += count;
+    if (to.sent == range.end) stream_->record(*to.arrived);
+  }
+}
+
+void WeightStream::begin(Range part) {
+  const int unit = layout_.unit_of(part.begin);
+  send(unit, part.end);
 }
 
 void WeightStream::require(int unit, Stream& stream) {
   Place& at = place(unit);
-  if (at.unit != unit) send(unit);
+  send(unit, layout_.unit_range(unit).end);
   at.in_use = true;
   stream.wait(*at.arrived);
 }
@@ -77,7 +87,10 @@ void WeightStream::release(int unit, Stream& stream) {
   at.in_use = false;
 }
 
-bool WeightStream::here(int unit) const { return place(unit).unit == unit && place(unit).arrived->done(); }
+bool WeightStream::here(int unit) const {
+  const Place& at = place(unit);
+  return at.unit == unit && at.sent == layout_.unit_range(unit).end && at.arrived->done();
+}
 
 void WeightStream::prefetch(const PassOrder& pass) {
   if (units_.empty()) return;
@@ -87,7 +100,7 @@ void WeightStream::prefetch(const PassOrder& pass) {
     if (!has(unit)) continue;
     Place& to = place(unit);
     if (&to == before) return;  // it is needed for another unit, or this one again, before
-    if (to.unit != unit && !to.in_use && final_weights_(unit)) send(unit);
+    if (to.unit != unit && !to.in_use && final_weights_(unit)) send(unit, layout_.unit_range(unit).end);
     if (before != nullptr) return;
     before = &to;
   }

@@ -38,6 +38,9 @@ class WeightStream final : public WeightResidency {
   std::byte* at(std::int64_t element) const;
 
   // WeightResidency
+  // Enqueues the pieces that are final, so that of a unit that is waited for only the last one is still to come when
+  // the host has made all of it.
+  void begin(Range part) override;
   void require(int unit, Stream& stream) override;
   void release(int unit, Stream& stream) override;
   bool here(int unit) const override;
@@ -52,14 +55,16 @@ class WeightStream final : public WeightResidency {
 
  private:
   struct Place {
-    int unit = -1;        // whose weights are there or on their way
-    bool in_use = false;  // between require() and release()
+    int unit = -1;          // whose weights are there or on their way
+    std::int64_t sent = 0;  // of them, those before this element
+    bool in_use = false;    // between require() and release()
     std::unique_ptr<Event> arrived, free;
   };
   Place& place(int unit) { return places_[static_cast<std::size_t>(index_of(unit)) % places_.size()]; }
   const Place& place(int unit) const { return places_[static_cast<std::size_t>(index_of(unit)) % places_.size()]; }
   int index_of(int unit) const { return index_[static_cast<std::size_t>(unit)]; }
-  void send(int unit);
+  // Enqueues those pieces of the unit that end at most there.
+  void send(int unit, std::int64_t end);
 
   const ParameterLayout& layout_;
   const DeviceWeights& weights_;
