@@ -261,6 +261,14 @@ void ThreadPool::pin_caller() const {
   if (state_->pinned && !state_->cpus.empty()) pin(pthread_self(), state_->cpus[0]);
 }
 
+void ThreadPool::keep_caller_off() const {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (!state_->pinned || sched_getaffinity(0, sizeof mask, &mask) != 0) return;
+  for (const int cpu : state_->cpus) CPU_CLR(cpu, &mask);
+  if (CPU_COUNT(&mask) > 0) pthread_setaffinity_np(pthread_self(), sizeof mask, &mask);  // best effort, as pin()
+}
+
 void ThreadPool::parallel_for(std::int64_t count, std::int64_t grain,
                               const std::function<void(std::int64_t, std::int64_t)>& body) {
   SO_CHECK(grain > 0, "grain {}", grain);

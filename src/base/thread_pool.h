@@ -47,6 +47,9 @@ class ThreadPool {
   // Pins the calling thread to the CPU of worker 0, which the caller of a job is. For a thread that does little else.
   // Nothing in a pool that is not pinned.
   void pin_caller() const;
+  // Keeps the calling thread off the CPUs of a pinned pool's threads, if it may use any others: a thread that has one
+  // of them for a moment holds up a job, which is not done before its last piece is.
+  void keep_caller_off() const;
 
   // Runs body(begin, end) over [0, count) cut in pieces of `grain` (the last may be shorter). Returns when all are
   // done. The first exception a piece throws is rethrown here, after all pieces that had begun have ended; the others

@@ -23,8 +23,9 @@ class Device;
 enum class DeviceKind : std::uint8_t { cpu, cuda };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };  // automatic: a GPU if there is one
 enum class Timing : bool { off, on };
-// A thread that waits for an event spins, which is over soonest, or sleeps, which leaves its core to others.
-enum class Waiting : bool { spins, sleeps };
+// A thread that waits for an event spins, which is over soonest; or sleeps, which leaves its core to others; or looks
+// every few microseconds and lets others have its core meanwhile, so that it stays on this core, too.
+enum class Waiting : std::uint8_t { spins, sleeps, yields };
 
 // A block of memory of one kind, booked in its device's ledger under a name. Move-only; freed on destruction.
 // The device must outlive it.

@@ -68,7 +68,10 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       max_grad_norm_(settings.max_grad_norm),
       gate_(static_cast<int>(buckets_.size())),
       waits_(device),
-      passes_(device, waits_, PassShares::by_elements(elements_of_units(layout))),
+      // The thread that moves state over the link is on the core where this one waits for the verdict; all others are
+      // AdamW's.
+      passes_(device, waits_, PassShares::by_elements(elements_of_units(layout)),
+              settings.update_over_link ? Waiting::yields : Waiting::spins),
       exchange_(ranks.size() == 1 ? nullptr
                                   : std::make_unique<RankExchange>(device, *ops_, ranks, settings.collectives, layout,
                                                                    buckets_, weights_.on_device(), gradients_)),

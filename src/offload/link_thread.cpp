@@ -31,6 +31,7 @@ bool HostOptimizer::next_over_link(LinkTask& task) {
 
 void HostOptimizer::run_link() {
   pthread_setname_np(pthread_self(), "link");
+  pool_.keep_caller_off();
   try {
     for (;;) {
       LinkTask task;

@@ -23,11 +23,11 @@ double RecentMedian::median() const {
   return sorted[static_cast<std::size_t>(count / 2)];
 }
 
-PassTimes::PassTimes(Device& device, DeviceWaits& waits, PassShares before_any)
+PassTimes::PassTimes(Device& device, DeviceWaits& waits, PassShares before_any, Waiting waiting)
     : waits_(waits),
       units_(before_any.needed.size()),
       first_landed_(device.create_event(Timing::on)),
-      complete_(device.create_event(Timing::on)),
+      complete_(device.create_event(Timing::on, waiting)),
       decided_(device.create_event(Timing::on)),
       shares_(std::move(before_any)) {
   for (Unit& unit : units_) unit.needed = device.create_event(Timing::on);

@@ -28,7 +28,8 @@ class RecentMedian {
 // this.
 class PassTimes {
  public:
-  PassTimes(Device& device, DeviceWaits& waits, PassShares before_any);
+  // `waiting`: how a thread waits for complete().
+  PassTimes(Device& device, DeviceWaits& waits, PassShares before_any, Waiting waiting = Waiting::spins);
 
   // The step's passes begin; what was needed since the verdict was an evaluation's.
   void begin_step();

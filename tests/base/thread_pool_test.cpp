@@ -139,6 +139,19 @@ TEST(ThreadPool, PinsItsWorkersAndOnRequestItsCaller) {
   EXPECT_EQ(affinity(), before) << "another thread was pinned";
 }
 
+TEST(ThreadPool, KeepsAThreadOffItsCpusWhereOthersAreLeft) {
+  const std::vector<int> all = affinity();
+  std::thread([&] {
+    ThreadPool("test", all, true).keep_caller_off();
+    EXPECT_EQ(affinity(), all) << "no others are left";
+    ThreadPool("test", {all.back()}, false).keep_caller_off();
+    EXPECT_EQ(affinity(), all) << "its threads have no CPU of their own";
+    ThreadPool("test", {all.back()}, true).keep_caller_off();
+    EXPECT_EQ(affinity(), all.size() == 1 ? all : std::vector<int>(all.begin(), all.end() - 1));
+  }).join();
+  EXPECT_EQ(affinity(), all);
+}
+
 TEST(ThreadPool, FindsCpus) {
   std::vector<int> cpus = usable_cpus();
   std::sort(cpus.begin(), cpus.end());

@@ -6,6 +6,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "base/delay_point.h"
 #include "base/error.h"
@@ -58,7 +59,8 @@ class Failure {
 class CudaEvent final : public Event {
  public:
   // On the calling thread's current device.
-  CudaEvent(const Failure& failure, Timing timing, Waiting waiting) : failure_(failure), timing_(timing) {
+  CudaEvent(const Failure& failure, Timing timing, Waiting waiting)
+      : failure_(failure), timing_(timing), waiting_(waiting) {
     SO_CUDA(cudaEventCreateWithFlags(&event_, (timing == Timing::on ? cudaEventDefault : cudaEventDisableTiming) |
                                                   (waiting == Waiting::sleeps ? cudaEventBlockingSync : 0)));
   }
@@ -66,6 +68,8 @@ class CudaEvent final : public Event {
 
   void synchronize() override {
     const TraceSpan span("wait for an event", TraceKind::wait);
+    while (waiting_ == Waiting::yields && !done())
+      for (int i = 0; i < yields; ++i) std::this_thread::yield();
     SO_CUDA(cudaEventSynchronize(event_));
     if (recorded_) failure_.rethrow();
   }
@@ -93,9 +97,12 @@ class CudaEvent final : public Event {
   void recorded() { recorded_ = true; }
 
  private:
+  static constexpr int yields = 16;  // between looks, which take the driver's locks
+
   cudaEvent_t event_ = nullptr;
   const Failure& failure_;
   const Timing timing_;
+  const Waiting waiting_;
   bool recorded_ = false;
 };
 
