@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
+
+#include "plan/simulate/host_bandwidth.h"
 
 namespace so::test {
 namespace {
@@ -82,14 +85,15 @@ TEST(Simulator, OneUnitOfTheHosts) {
   }
 }
 
-// Weights take 16 of the bytes, the state that follows 26, with its gradient fetched again. Forward begins after
-// 1 + 16/28 + 1 seconds; the state is there after 1 + 16/28 + 1 + 26/28 = 3.5, and backward must wait for that.
+// Weights take 16 of the bytes, at 0.7 of the rate since they are hardly written, and the state that follows 26, with
+// its gradient fetched again. Forward begins after 1 + 16/28/0.7 + 1 seconds; backward must wait for the state.
 TEST(Simulator, StateThatFollowsHoldsUpBackward) {
   const SimulatedStep step = Simulator(seconds_each(1, 0.1, 1), always(Ahead::leave, After::weights_first)).settle();
-  EXPECT_NEAR(step.seconds, 3.5 + 1, 1e-9);
-  EXPECT_NEAR(waited(step, WaitReason::host), 1 + 16.0 / 28, 1e-9);
+  const double weights = 16.0 / 28 / 0.7, state = 1 + weights + 1 + 26.0 / 28;
+  EXPECT_NEAR(step.seconds, state + 1, 1e-9);
+  EXPECT_NEAR(waited(step, WaitReason::host), 1 + weights, 1e-9);
   EXPECT_NEAR(waited(step, WaitReason::link), 1, 1e-9);
-  EXPECT_NEAR(waited(step, WaitReason::gradient), 3.5 - 0.1 - (2 + 16.0 / 28), 1e-9);
+  EXPECT_NEAR(waited(step, WaitReason::gradient), state - 0.1 - (2 + weights), 1e-9);
 }
 
 // The second of two units is done ahead of the verdict, while the first's gradient is made.
@@ -180,13 +184,25 @@ TEST(Simulator, WhoAlwaysClipsWaitsForTheVerdict) {
 TEST(Simulator, CopiesAndUpdatesShareTheHostsMemory) {
   const SimulatedStep step = Simulator(seconds_each(2, 10, 10), always(Ahead::leave)).settle();
   EXPECT_NEAR(step.seconds, 40 + 3 + 1.0 / 14, 1e-9);
-  // A link as quick as the memory: the gradient and the update get half each, so the fetch takes 1/7 s instead of 1/14,
-  // of which the update has half; weights and the second update share likewise.
-  // Fetch 1/14; then 1/7 in which the update does 2000 of 28000 bytes; 26/28 for the rest; the weights, shared, 1/7.
+  // A link as quick as the memory: the first gradient comes alone in 1/14 s, the second beside the first update, 30'000
+  // bytes together, and the first weights beside the second update, which leaves them a quarter.
   SimulatedRun quick = seconds_each(2, 10, 10);
   quick.link_to_host = quick.link_to_device = 28'000;
-  EXPECT_NEAR(Simulator(quick, always(Ahead::leave)).settle().seconds, 40 + 1.0 / 14 + 1.0 / 7 + 26.0 / 28 + 1.0 / 7,
-              1e-9);
+  EXPECT_NEAR(Simulator(quick, always(Ahead::leave)).settle().seconds, 40 + 1.0 / 14 + 30.0 / 28 + 4 * 1.0 / 14, 1e-9);
+}
+
+TEST(HostBandwidth, AdamWHasMoreOfIt) {
+  const std::size_t host = 1, to_host = 2, to_device = 4, link = 8;
+  const HostBandwidth bandwidth(160, {140, 55, 55, 110}, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(bandwidth.rates(host), (BandwidthRates{140, 0, 0, 0}));
+  EXPECT_EQ(bandwidth.rates(to_host | to_device), (BandwidthRates{0, 55, 55, 0}));
+  EXPECT_NEAR(bandwidth.rates(to_device | link)[2], 55, 1e-9) << "who needs least gets all of that";
+  const BandwidthRates& both = bandwidth.rates(host | to_host | to_device);
+  EXPECT_NEAR(both[0] + both[1] + both[2], 160, 1e-9);
+  EXPECT_GT(both[0], both[1] + both[2]);
+  EXPECT_GT(both[1], both[2]) << "copies that read memory are the slowest";
+  for (const std::size_t copies : {to_host, to_device, link})
+    EXPECT_GT(bandwidth.rates(host | copies)[0], both[0]) << "what others do not take is AdamW's";
 }
 
 // AdamW can use 24000 of the 28000 bytes a second: its updates take longer, and a copy beside them takes nothing away.
@@ -214,6 +230,23 @@ TEST(Simulator, StreamedWeightsComeInTurn) {
   EXPECT_NEAR(step.seconds, 9, 1e-6);
   EXPECT_NEAR(waited(step, WaitReason::stream), 1.5, 1e-6);
   EXPECT_NEAR(step.host_bytes, 5000 * 24 + 4 * 2000, 1);
+}
+
+// Three units, of which the second streams, in four pieces; only AdamW and the stream take time. The host has the first
+// unit after 1 s, and a piece of the second every 0.25 s from there on, which are as long on the link. The device waits
+// for them from 1.1 s on, so the last one is there at 2.25.
+TEST(Simulator, WeightsStreamAsTheyBecomeFinalIfTheDeviceWaits) {
+  SimulatedRun run = seconds_each(3, 0.1, 5);
+  run.units[2].elements = 10;
+  run.bucket_elements = 250;
+  run.streamed_units = 1;
+  run.gradient_bytes = run.weight_bytes = 0;
+  run.link_to_host = run.host_memory = 1e12;
+  run.host_adamw = 24'000;
+  const SimulatedStep step = Simulator(run, always(Ahead::leave)).settle();
+  EXPECT_NEAR(step.seconds, 2.25 + 2 * 0.1 + 3 * 5, 1e-6);
+  EXPECT_NEAR(waited(step, WaitReason::host), 1.9, 1e-6);
+  EXPECT_NEAR(waited(step, WaitReason::stream), 0.25, 1e-6);
 }
 
 TEST(Simulator, EveryMicroBatchStreamsAgain) {
@@ -388,7 +421,8 @@ TEST(Simulator, PartsAddUpToTheStep) {
   }
 }
 
-// More of anything is never slower, if the host goes about its buckets in the same way. The policy of the engine counts
+// More of anything is never slower, if the host goes about its buckets in the same way; but copies that come sooner may
+// be beside another's, which costs up to a hundredth. The policy of the engine counts
 // on a tenth less of the host than there is, and of its few pieces one more or less is done before the verdict: of its
 // choice that holds to a few percent.
 TEST(Simulator, MoreBandwidthIsNoSlower) {
@@ -406,7 +440,7 @@ TEST(Simulator, MoreBandwidthIsNoSlower) {
          {&SimulatedRun::link_to_host, &SimulatedRun::link_to_device, &SimulatedRun::host_memory}) {
       SimulatedRun more = run;
       more.*rate *= 1.5;
-      EXPECT_LE(fixed(more), fixed(run) * 1.005);
+      EXPECT_LE(fixed(more), fixed(run) * 1.01);
       EXPECT_LE(chosen(more), chosen(run) * 1.06);
       quicker += chosen(more) < 0.99 * chosen(run);
     }

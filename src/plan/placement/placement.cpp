@@ -87,8 +87,9 @@ void estimate(const PlacementInputs& in, Candidate& c) {
 std::vector<Candidate*> shortlist(const PlacementInputs& in, std::vector<Candidate*> candidates) {
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate* a, const Candidate* b) { return a->least_rank < b->least_rank; });
-  double limit = std::numeric_limits<double>::infinity();  // the best does not rank higher
+  double known = std::numeric_limits<double>::infinity();  // the best does not rank higher, by estimates
   for (const Look& look : looks) {
+    double limit = known;                             // and by what this look says, which the next one may not bear out
     std::vector<std::pair<Candidate*, double>> seen;  // with the least that their rank may be
     for (Candidate* c : candidates) {
       if (c->least_rank > limit) break;
@@ -96,7 +97,8 @@ std::vector<Candidate*> shortlist(const PlacementInputs& in, std::vector<Candida
       const double rank = in.known_steps->seconds_after(run, look.steps) - run.device_update;
       if (!c->estimated && rank <= (1 + equal_share) * c->least_rank) estimate(in, *c);  // hardly any will be better
       if (c->estimated) {
-        limit = std::min(limit, rank_of(c->estimate) + equal_share * c->estimate.seconds());
+        known = std::min(known, rank_of(c->estimate) + equal_share * c->estimate.seconds());
+        limit = std::min(limit, known);
         seen.emplace_back(c, rank_of(c->estimate));
       } else {
         limit = std::min(limit, (1 + look.above) * rank);
@@ -261,7 +263,8 @@ std::string describe_split(const PlacementInputs& in, int d) {
 
 Placement choose_placement(const PlacementInputs& in) {
   const int units = static_cast<int>(in.units.size());
-  SO_CHECK(units > 0 && !in.keeps.empty() && in.bucket_elements > 0 && in.forced_device_units.value_or(0) <= units,
+  SO_CHECK(units > 0 && !in.keeps.empty() && !in.residencies.empty() && in.bucket_elements > 0 &&
+               in.forced_device_units.value_or(0) <= units,
            "{} units, {} choices of activations, buckets of {}, {} units forced", units, in.keeps.size(),
            in.bucket_elements, in.forced_device_units.value_or(0));
   const int stride = std::max(1, units / coarse_splits);

@@ -15,8 +15,8 @@ class HostBandwidth {
   // `most`: what each can use at most if nothing else works. `link_both`: what all copies can together.
   HostBandwidth(double capacity, BandwidthRates most, double link_both);
 
-  // The rates while those whose bits are set in `active` work: each gets an equal part or as much as it can use, and
-  // what that leaves goes to the others.
+  // The rates while those whose bits are set in `active` work: each gets a part by its weight or as much as it can use,
+  // and what that leaves goes to the others.
   const BandwidthRates& rates(std::size_t active) const { return rates_[active]; }
 
  private:

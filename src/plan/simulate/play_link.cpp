@@ -20,6 +20,20 @@ bool StepPlay::start_to_host() {
   return true;
 }
 
+double StepPlay::streamed_bytes(int unit) const {
+  const SimulatedUnit& u = run_.units[at(unit)];
+  return run_.stream_bytes * static_cast<double>(u.elements + u.frozen);
+}
+
+double StepPlay::may_stream(const StreamUse& use) const {
+  if (!use.waits || has_final_weights(use.unit)) return streamed_bytes(use.unit);
+  const bool wanted = wait_began_ >= 0 && next_op_ < program_.ops.size() && program_.ops[next_op_].use == uses_there_;
+  double elements = 0;
+  for (int i = pieces_.first_of(use.unit); wanted && schedule_.has_final_weights(pieces_[i]); ++i)
+    elements += pieces_.elements(i);
+  return run_.stream_bytes * elements;
+}
+
 bool StepPlay::start_to_device() {
   bool went_on = false;
   while (uses_there_ < static_cast<int>(program_.uses.size()) && program_.uses[at(uses_there_)].there && !streaming_) {
@@ -30,7 +44,7 @@ bool StepPlay::start_to_device() {
   if (more && !streaming_ && stream_ready_ == forever) {
     const StreamUse& use = program_.uses[at(uses_there_)];
     // Its place is free when the use that had it is done.
-    if (uses_done_ > use.after && (!use.waits || has_final_weights(use.unit))) stream_ready_ = now_;
+    if (uses_done_ > use.after && may_stream(use) > stream_sent_) stream_ready_ = now_;
   }
   if (to_device_.busy) return went_on;
   const double send_since = sends_.empty() ? forever : sends_.front().since,
@@ -49,11 +63,12 @@ bool StepPlay::start_to_device() {
     return true;
   }
   if (stream_ready_ < forever && stream_ready_ < send_since) {
-    const int unit = program_.uses[at(uses_there_)].unit;
+    const StreamUse& use = program_.uses[at(uses_there_)];
+    const int unit = use.unit;
     stream_ready_ = forever;
     streaming_ = true;
-    const double bytes =
-        run_.stream_bytes * static_cast<double>(run_.units[at(unit)].elements + run_.units[at(unit)].frozen);
+    const double until = may_stream(use), bytes = until - stream_sent_;
+    stream_sent_ = until;
     micro_copied_ += bytes;
     start(to_device_, unit, bytes, {.lane = SimulatedLane::to_device, .work = SimulatedWork::stream, .unit = unit});
     return true;
@@ -110,14 +125,17 @@ void StepPlay::finish_to_host() {
 void StepPlay::finish_to_device() {
   to_device_.busy = false;
   note(to_device_.span, to_device_.began);
-  if (std::exchange(streaming_, false))
+  if (std::exchange(streaming_, false)) {
+    if (stream_sent_ < streamed_bytes(program_.uses[at(uses_there_)].unit)) return;
+    stream_sent_ = 0;
     ++uses_there_;
-  else if (std::exchange(bringing_masters_, false))
+  } else if (std::exchange(bringing_masters_, false)) {
     masters_here_ = true;
-  else if (std::exchange(bringing_sum_, false))
+  } else if (std::exchange(bringing_sum_, false)) {
     --slots_[at(slot_of(pieces_.unit_of(to_device_.item)))].to_come;
-  else
+  } else {
     --on_the_way_[at(to_device_.item)];
+  }
 }
 
 }  // namespace so

@@ -1,9 +1,9 @@
 // A discrete-event simulation of optimizer steps: the engine's own decisions (offload/schedule/host_schedule.h,
 // offload/schedule/update_policy.h) on a model of a machine. Four lanes work at once: the device, the link to the host,
 // the host's AdamW, and the link back. With `update_over_link` a fifth takes buckets' state to the device, which
-// updates it, and back. AdamW and the link's copies share the bandwidth of the host's memory. Each gets an equal part,
-// or as much as it can use, since AdamW alone may not reach all of it; what that leaves goes to the others. The device
-// goes through its units in order. Its waits are recorded by what it waits for.
+// updates it, and back. AdamW and the link's copies share the bandwidth of the host's memory (host_bandwidth.h). The
+// device goes through its units in order. Its waits are recorded by what it waits for. Weights that stream come when
+// all of their unit are final; if the device waits for them, as they become final.
 //
 // With several ranks this is the step of one of them: the others do the same at the same time, and `elements` are its
 // own slice. Two more lanes work then, as the engine has them (offload/rank_exchange.h). Reductions follow the backward

@@ -86,6 +86,7 @@ void StepPlay::begin_step() {
   next_op_ = 0;
   uses_done_ = uses_there_ = 0;
   stream_ready_ = forever;
+  stream_sent_ = 0;
   asked_ = first_gradient_ = false;
   needed_at_.assign(run_.units.size(), -1);
   landed_at_.assign(run_.units.size(), -1);

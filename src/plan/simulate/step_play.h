@@ -102,6 +102,9 @@ class StepPlay {
   double weigh(int piece, double bytes) const { return bytes * pieces_.elements(piece); }
   void fetch(int piece, double element_bytes);
   bool start_to_host();
+  double streamed_bytes(int unit) const;
+  // Of these, those that may have come by now.
+  double may_stream(const StreamUse& use) const;
   bool start_to_device();
   void start(Lane& lane, int item, double bytes, SimulatedSpan span);
   void finish_to_host();
@@ -187,6 +190,7 @@ class StepPlay {
   int uses_done_ = 0, uses_there_ = 0;
   bool streaming_ = false;
   double stream_ready_ = forever;
+  double stream_sent_ = 0;  // bytes of the use that comes next
   struct Reduction {
     int unit = -1;
     bool first = false, last = false;  // of the step's micro-batches
