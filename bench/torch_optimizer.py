@@ -7,7 +7,9 @@
 Random weights and tokens, bf16, gradient checkpointing, the attention of PyTorch (sdpa). All is measured in one process
 in turn: forward and backward alone, then whole steps for each of --runs, and, unless --once, forward and backward alone
 again. A run is the norm that is clipped to and, behind colons, GiB of optimizer state on the GPU (0) and "link" for
-updates over the link; or "torchao", for its CPUOffloadOptimizer. A figure is the median of the steps after a few to warm up.
+updates over the link; or "torchao", for its CPUOffloadOptimizer. That keeps weights as the model has them and no
+others, in bf16; "torchao:fp32", which must be the last run, gives it an fp32 model under autocast, and so the fp32
+weights that superoffload.AdamW keeps of a bf16 one. A figure is the median of the steps after a few to warm up.
 """
 import argparse
 import json
@@ -36,12 +38,14 @@ def make_model(config, attention):
 
 
 def measure(model, ids, steps, finish):
-    """Seconds of each step, and the last loss. finish() ends a step."""
+    """Seconds of each step, and the last loss. finish() ends a step. An fp32 model computes in bf16 by autocast."""
+    wide = next(model.parameters()).dtype == torch.float32
     seconds, loss = [], None
     torch.cuda.synchronize()
     for _ in range(steps):
         start = time.perf_counter()
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        with torch.autocast("cuda", torch.bfloat16, enabled=wide):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         finish()
         loss = loss.item()
@@ -51,7 +55,8 @@ def measure(model, ids, steps, finish):
 
 
 def peer_step(model, lr):
-    """A step of torchao's optimizer, which keeps weights and moments in bf16 on the CPU, and does not clip."""
+    """A step of torchao's optimizer, which keeps weights and moments on the CPU as the model has them, and does not clip.
+    """
     try:
         from torchao.optim import CPUOffloadOptimizer
     except ImportError:
@@ -117,10 +122,13 @@ def main():
     alone("forward and backward alone")
     optimizer, made_with = None, None
     for run in a.runs:
-        if run == "torchao":
+        if run in ("torchao", "torchao:fp32"):
             optimizer = made_with = None
+            if run == "torchao:fp32":
+                model.float()
+                alone("fp32 under autocast alone")
             seconds, loss = measure(model, ids, 2 + a.steps, peer_step(model, a.lr))
-            report("torchao's CPUOffloadOptimizer", seconds[2:], loss=loss)
+            report(f"{run}'s CPUOffloadOptimizer", seconds[2:], loss=loss)
             continue
         norm, gib, link = (run.split(":") + ["", ""])[:3]
         norm, gib = float(norm), float(gib or 0)
@@ -136,8 +144,8 @@ def main():
         warm, _ = measure(model, ids, a.warmup, optimizer.step)
         before = optimizer.counters()
         seconds, loss = measure(model, ids, a.steps, optimizer.step)
-        report(f"AdamW, clip {norm:g}, {gib:g} GiB on GPU{', link' if link else ''}", seconds, warmup=" ".join(f"{x:.3f}" for x in warm),
-               loss=loss, grad_norm=optimizer.grad_norm, counters=difference(optimizer.counters(), before),
+        report(f"AdamW, clip {norm:g}, {gib:g} GiB on GPU{', link' if link else ''}", seconds,
+               warmup=" ".join(f"{x:.3f}" for x in warm), loss=loss, grad_norm=optimizer.grad_norm, counters=difference(optimizer.counters(), before),
                under_forward=optimizer._engine.pending(), peak_gb=torch.cuda.max_memory_allocated() / 1e9)
     del optimizer
     if not a.once:
