@@ -54,6 +54,7 @@ namespace {
 void complete(TrainOptions& options, OptionOrigins& origins, int launched) {
   complete_ranks(options, origins, launched);
   if (options.deepspeed_config) apply_deepspeed_config(*options.deepspeed_config, options.gpus, options, origins);
+  resolve_warmup(options, origins);
   check_train_options(options, origins);
   if (!options.pin_memory)
     fail("{} is false: host memory that a GPU reads and writes is always page-locked; set it to true or remove it",

@@ -38,7 +38,7 @@ class Reader {
     if (!file_values_.contains("mode"))
       set("mode", std::string("zerooffload"), "no zero_optimization.offload_optimizer.super_offload");
     resolve_batch();
-    resolve_warmup();
+    resolve_warmup(options_, origins_);
     check_total_steps();
   }
 
@@ -256,15 +256,6 @@ class Reader {
     if (product != total)
       fail("{} {} is not {} x {} x {} = {}; make it {}, or \"auto\"", at("train_batch_size"), total,
            batch_term("batch_size"), batch_term("gradient_accumulation_steps"), rank_text, product, product);
-  }
-
-  // --warmup on the command line beats the file's steps, which otherwise beat a ratio.
-  void resolve_warmup() {
-    const OptionOrigin steps = origins_.of("warmup_num_steps");
-    if (steps.origin != Origin::file || origins_.of("warmup").origin < Origin::run_file) return;
-    origins_["warmup"].overridden = fmt::format("{} says {} steps", steps.where, *options_.warmup_num_steps);
-    options_.warmup_num_steps.reset();
-    origins_["warmup_num_steps"] = {};
   }
 
   void check_total_steps() const {

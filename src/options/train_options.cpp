@@ -158,7 +158,6 @@ void add_optimizer(OptionTable<O>& t) {
   t.add("warmup_num_steps", &O::warmup_num_steps, "The same in optimizer steps, instead of warmup")
       .at_least(1)
       .or_else(std::int64_t{-1}, "warmup decides")
-      .file_only()
       .default_from(ours)
       .deepspeed("scheduler.params.warmup_num_steps")
       .affects_results();
@@ -422,7 +421,7 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
   if (!options.bench_steps && origins.given("warmup_steps"))
     fail(
         "--warmup_steps counts the steps before a benchmark's measured ones: add --bench_steps N (for the learning "
-        "rate's warm-up use --warmup RATIO)");
+        "rate's warm-up use --warmup_num_steps N, or --warmup RATIO)");
 }
 
 int resolve_cpu_threads(const TrainOptions& options, int usable) {
@@ -432,6 +431,16 @@ int resolve_cpu_threads(const TrainOptions& options, int usable) {
   if (options.cpu_threads) return *options.cpu_threads;
   if (options.cpuadam_cores_perc == 1) return 0;
   return std::max(1, static_cast<int>(options.cpuadam_cores_perc * usable));
+}
+
+void resolve_warmup(TrainOptions& options, OptionOrigins& origins) {
+  const OptionOrigin steps = origins.of("warmup_num_steps");
+  if (!options.warmup_num_steps || origins.of("warmup").origin <= steps.origin) return;
+  origins["warmup"].overridden =
+      fmt::format("{} says {} steps", steps.where.empty() ? std::string(name_of(steps.origin)) : steps.where,
+                  *options.warmup_num_steps);
+  options.warmup_num_steps.reset();
+  origins["warmup_num_steps"] = {};
 }
 
 std::int64_t resolve_warmup_steps(const ScheduleOptions& options, std::int64_t total_steps) {

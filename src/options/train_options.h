@@ -16,7 +16,7 @@ struct ScheduleOptions {
   double min_lr = 0;                             // where all but constant end
   double decay = 0.1;                            // of wsd: share of all optimizer steps
   double warmup = 0.01;                          // the same of the warm-up
-  std::optional<std::int64_t> warmup_num_steps;  // beats `warmup`; DeepSpeed file only
+  std::optional<std::int64_t> warmup_num_steps;  // beats `warmup`
   std::optional<std::string> lr_multiplier;      // PATTERN=FACTOR of parameters' names, with commas between
 };
 
@@ -112,6 +112,10 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
 // down but at least one; of all of them, 0, which leaves the choice to Runtime. Fails if cpu_threads exceeds `usable`.
 int resolve_cpu_threads(const TrainOptions& options, int usable);
 
+// warmup_num_steps beats warmup, as in transformers, unless the ratio stands where more counts: on the command line
+// rather than in a file, in a run file rather than in DeepSpeed's. Then the steps are forgotten. Once all have been
+// read.
+void resolve_warmup(TrainOptions& options, OptionOrigins& origins);
 // Optimizer steps of linear warm-up in a run of `total_steps`: warmup_num_steps if given, else the ratio rounded up, as
 // Hugging Face's TrainingArguments does.
 std::int64_t resolve_warmup_steps(const ScheduleOptions& options, std::int64_t total_steps);

@@ -252,9 +252,28 @@ TEST(TrainOptions, CombinationsAreRefused) {
   origins["warmup_steps"].origin = Origin::command_line;
   EXPECT_EQ(refusal(o, origins),
             "--warmup_steps counts the steps before a benchmark's measured ones: add --bench_steps N (for the learning "
-            "rate's warm-up use --warmup RATIO)");
+            "rate's warm-up use --warmup_num_steps N, or --warmup RATIO)");
   o.bench_steps = 1;
   EXPECT_EQ(refusal(o, origins), "accepted");
+}
+
+TEST(TrainOptions, StepsOfWarmupBeatARatioThatCountsNoMore) {
+  const auto steps_with = [](Origin ratio, Origin steps) {
+    TrainOptions o;
+    o.warmup = 0.05;
+    o.warmup_num_steps = 7;
+    OptionOrigins origins;
+    origins["warmup"].origin = ratio;
+    origins["warmup_num_steps"].origin = steps;
+    resolve_warmup(o, origins);
+    EXPECT_EQ(origins.of("warmup").overridden.empty(), o.warmup_num_steps.has_value());
+    return resolve_warmup_steps(o, 100);
+  };
+  EXPECT_EQ(steps_with(Origin::built_in, Origin::file), 7);
+  EXPECT_EQ(steps_with(Origin::command_line, Origin::command_line), 7);
+  EXPECT_EQ(steps_with(Origin::run_file, Origin::command_line), 7);
+  EXPECT_EQ(steps_with(Origin::run_file, Origin::file), 5);
+  EXPECT_EQ(steps_with(Origin::command_line, Origin::run_file), 5);
 }
 
 TEST(TrainOptions, CpuThreads) {
