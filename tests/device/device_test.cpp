@@ -241,6 +241,30 @@ TEST_F(DeviceTest, AnEventNeverRecordedHoldsNobody) {
   stream->synchronize();
 }
 
+TEST_F(DeviceTest, AThreadWaitsForAnEventInAnyWay) {
+  for (const Waiting waiting : {Waiting::spins, Waiting::sleeps, Waiting::yields}) {
+    SCOPED_TRACE(static_cast<int>(waiting));
+    auto stream = device->create_stream("a");
+    auto event = device->create_event(Timing::off, waiting);
+    event->synchronize();  // nothing was recorded
+    int value = 0;
+    stream->host("set", [&] {
+      nap();
+      value = 1;
+    });
+    stream->record(*event);
+    event->synchronize();
+    EXPECT_EQ(value, 1);
+    stream->host("fail", [] {
+      nap();
+      throw Error("first");
+    });
+    stream->record(*event);
+    EXPECT_THROW(event->synchronize(), Error);
+    EXPECT_THROW(stream->synchronize(), Error);
+  }
+}
+
 // Without yield() the first stream's copies all go before the second's, on a GPU that has one engine for a direction.
 TEST_F(DeviceTest, AStreamThatYieldsLetsTheCopiesOfOthersGoBetweenItsOwn) {
   constexpr std::size_t bytes = std::size_t{32} << 20;
