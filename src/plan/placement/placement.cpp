@@ -177,6 +177,7 @@ Candidate* best_of(const PlacementInputs& in, std::vector<Candidate>& all) {
     if (c.fits()) fitting.push_back(&c);
   if (fitting.empty()) return nullptr;
   fitting = shortlist(in, std::move(fitting));
+  SO_CHECK(!fitting.empty(), "none of {} placements is left", all.size());
   Candidate* best = nullptr;
   for (Candidate* c : fitting) {
     // A later candidate must be better by more than counts as equal.
