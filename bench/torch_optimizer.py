@@ -55,8 +55,7 @@ def measure(model, ids, steps, finish):
 
 
 def peer_step(model, lr):
-    """A step of torchao's optimizer, which keeps weights and moments on the CPU as the model has them, and does not clip.
-    """
+    """A step of torchao's optimizer, which keeps weights and moments on the CPU in the model's format, unclipped."""
     try:
         from torchao.optim import CPUOffloadOptimizer
     except ImportError:
@@ -145,7 +144,8 @@ def main():
         before = optimizer.counters()
         seconds, loss = measure(model, ids, a.steps, optimizer.step)
         report(f"AdamW, clip {norm:g}, {gib:g} GiB on GPU{', link' if link else ''}", seconds,
-               warmup=" ".join(f"{x:.3f}" for x in warm), loss=loss, grad_norm=optimizer.grad_norm, counters=difference(optimizer.counters(), before),
+               warmup=" ".join(f"{x:.3f}" for x in warm), loss=loss, grad_norm=optimizer.grad_norm,
+               counters=difference(optimizer.counters(), before),
                under_forward=optimizer._engine.pending(), peak_gb=torch.cuda.max_memory_allocated() / 1e9)
     del optimizer
     if not a.once:

@@ -20,10 +20,21 @@
 
 namespace so {
 
-std::vector<std::vector<int>> usable_cores() {
+namespace {
+
+// Returns the CPUs that the calling thread may use; none if the system does not say.
+cpu_set_t own_cpus() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return {{0}};
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) CPU_ZERO(&mask);
+  return mask;
+}
+
+}  // namespace
+
+std::vector<std::vector<int>> usable_cores() {
+  const cpu_set_t mask = own_cpus();
+  if (CPU_COUNT(&mask) == 0) return {{0}};
   std::vector<std::vector<int>> cores;
   hwloc_topology_t topology;
   hwloc_topology_init(&topology);
@@ -85,9 +96,8 @@ void pin(pthread_t thread, int cpu) {
 }
 
 std::size_t count_usable_cpus() {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  return sched_getaffinity(0, sizeof mask, &mask) == 0 ? static_cast<std::size_t>(CPU_COUNT(&mask)) : 1;
+  const cpu_set_t mask = own_cpus();
+  return static_cast<std::size_t>(std::max(1, CPU_COUNT(&mask)));
 }
 
 void relax() {
@@ -262,9 +272,8 @@ void ThreadPool::pin_caller() const {
 }
 
 void ThreadPool::keep_caller_off() const {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  if (!state_->pinned || sched_getaffinity(0, sizeof mask, &mask) != 0) return;
+  if (!state_->pinned) return;
+  cpu_set_t mask = own_cpus();
   for (const int cpu : state_->cpus) CPU_CLR(cpu, &mask);
   if (CPU_COUNT(&mask) > 0) pthread_setaffinity_np(pthread_self(), sizeof mask, &mask);  // best effort, as pin()
 }

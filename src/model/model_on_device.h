@@ -1,6 +1,6 @@
-// What a model has on a device beside its weights and their state: the RoPE table, the decoder, host memory for layer
-// inputs, the arena of activations, the buffers for batches and the KV cache. A run, a benchmark, text generation and
-// every plan build it with this class, so what a dry device counts is what a run takes.
+// ModelOnDevice has what a model takes of a device beside its weights and their state: the RoPE table, the decoder,
+// host memory for layer inputs, the arena of activations, the buffers for batches and the KV cache. A run, a benchmark,
+// text generation and every plan build it with this class, so what a dry device counts is what a run takes.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,6 @@ class Reader {
     if (!file_values_.contains("mode"))
       set("mode", std::string("zerooffload"), "no zero_optimization.offload_optimizer.super_offload");
     resolve_batch();
-    resolve_warmup(options_, origins_);
     check_total_steps();
   }
 

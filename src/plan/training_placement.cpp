@@ -302,15 +302,15 @@ void TrainingPlacement::choose() {
   }();
   if (may_update_over_link() && chosen.device_units < q_.layout.units()) {
     // Pinning all state takes time when the run begins.
-    const std::vector<Residency> residencies = inputs_.residencies;
+    const PlacementInputs before = inputs_;
     plan_.engine.update_over_link = inputs_.update_over_link = true;
     std::optional<Placement> other;
     if (any()) other = search(true);
     if (other && other->rank < (1 - worth_it) * chosen.rank) {
       chosen = std::move(*other);
     } else {
-      plan_.engine.update_over_link = inputs_.update_over_link = false;
-      inputs_.residencies = residencies;  // the search has taken some away
+      plan_.engine.update_over_link = false;
+      inputs_ = before;  // a search takes residencies away
     }
   }
   chosen = with_more_on_host(inputs_, std::move(chosen));

@@ -25,6 +25,7 @@ inline Applied read(const std::string& text, int ranks = 1,
            "");
   try {
     apply_deepspeed_text(text, "ds.json", ranks, a.options, a.origins);
+    resolve_warmup(a.options, a.origins);
   } catch (const Error& error) {
     a.error = error.what();
   }

@@ -69,10 +69,7 @@ void WeightStream::send(int unit, std::int64_t end) {
   }
 }
 
-void WeightStream::begin(Range part) {
-  const int unit = layout_.unit_of(part.begin);
-  send(unit, part.end);
-}
+void WeightStream::begin(Range part) { send(layout_.unit_of(part.begin), part.end); }
 
 void WeightStream::require(int unit, Stream& stream) {
   Place& at = place(unit);

@@ -8,7 +8,8 @@ namespace {
 // A processor's cores have more accesses under way than a GPU's copy engines, and copies that read memory wait longer
 // for it than those that write it. bench_adamw_beside_copies on hosts of an H100 and two H200, AdamW beside copies both
 // ways: 95 + 44 + 32, 88 + 32 + 25, 80 + 50 + 33 and 103 + 32 + 24 GB/s; in a step 95 + 40 + 32. State that the link
-// takes comes in pieces each of which waits for the one before: 120 + 57 with nothing else beside it.
+// takes comes in pieces each of which waits for the one before: 120 + 57 with nothing else beside it. The link itself
+// gives equal parts.
 constexpr BandwidthRates memory_weights = {3, 1.3, 1, 1.3}, link_weights = {0, 1, 1, 1};
 
 // How much of `capacity` each gets that could use `demands` of it.
