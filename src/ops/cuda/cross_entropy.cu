@@ -7,10 +7,10 @@
 #include <algorithm>
 
 #include "device/cuda/kernel.h"
+#include "device/cuda/rows.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/gemm.h"
-#include "ops/cuda/rows.h"
 
 namespace so {
 namespace {

@@ -3,9 +3,9 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "device/cuda/kernel.h"
+#include "device/cuda/rows.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/rows.h"
 
 namespace so {
 namespace {
