@@ -58,6 +58,7 @@ DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::sp
     std::memcpy(staging + at, values.data(), values.size_bytes());
   };
   put(0, batch.ids);
+  result.ids_on_host = {staging, static_cast<std::size_t>(n)};
   put(n, batch.targets);
   put(2 * n, batch.positions);
   put(3 * n, batch.cu_seqlens);

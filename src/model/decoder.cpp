@@ -69,7 +69,7 @@ void Decoder::release_head(WeightSource& weights, Stream& stream) const {
 }
 
 void Decoder::embed(const Pass& pass, Tensor x) const {
-  pass.weights.require_weights(0, pass.stream);
+  pass.weights.require_rows(0, pass.batch.ids_on_host, pass.stream);
   ops_.embedding(pass.stream, x, pass.weights.weight(index_.embedding), pass.batch.ids);
   pass.weights.release_weights(0, pass.stream);
   if (const float scale = embedding_scale(); scale != 1) ops_.add_scaled(pass.stream, x, Tensor(), x, scale);

@@ -86,7 +86,8 @@ HostOptimizer::~HostOptimizer() {
 
 template <class Ready>
 void HostOptimizer::wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready, bool needs_late) {
-  if (needs_late && schedule_.late_closed() && !ready()) {
+  if (needs_late && late_may_not_begin() && !ready()) {
+    store_late();
     schedule_.open_late();
     changed_.notify_all();
   }
@@ -136,7 +137,7 @@ void HostOptimizer::bring_sum(const Bucket& bucket, Stream& stream) {
 
 void HostOptimizer::landed(Bucket& bucket, Event& complete) {
   Entry& e = entry(bucket);
-  if (e.stored) ring_.fetch(e.stored, gradient_of(bucket), complete, *e.fetched);
+  if (e.stored && !e.late) ring_.fetch(e.stored, gradient_of(bucket), complete, *e.fetched);
   {
     const std::lock_guard lock(mutex_);
     e.complete = &complete;
@@ -150,6 +151,7 @@ void HostOptimizer::decide(bool stands, bool unclipped, const AdamWSteps& steps)
     const std::lock_guard lock(mutex_);
     throw_error();
     final_ = steps;
+    late_read_ = nullptr;
     schedule_.decide(stands, unclipped);
   }
   changed_.notify_all();
@@ -268,6 +270,7 @@ double HostOptimizer::link_preview_seconds() const {
 // ---- The host's thread ----
 
 bool HostOptimizer::prepare() {
+  open_late_if_read();
   const int index = schedule_.take();
   if (index < 0) return false;
   Entry& e = entry(index);
@@ -307,6 +310,14 @@ void HostOptimizer::run() {
 
 void HostOptimizer::wait_for_work(std::unique_lock<std::mutex>& lock) {
   const HostSchedule::Idle idle = schedule_.idle();
+  const auto wait_for = [&](Event& event) {
+    clock_.enter(HostTime::gradient);
+    lock.unlock();
+    event.synchronize();
+    lock.lock();
+  };
+  // Late buckets come next, since the device reads their weights before it makes a gradient.
+  if (late_read_ != nullptr) return wait_for(*late_read_);
   Event* const complete = idle.bucket < 0 ? nullptr : entry(idle.bucket).complete;
   if (complete == nullptr || complete->done()) {
     clock_.enter(idle.reason);
@@ -315,10 +326,7 @@ void HostOptimizer::wait_for_work(std::unique_lock<std::mutex>& lock) {
   }
   // The engine's thread is ahead of the device, so the gradient that the reason holds back is still to be computed:
   // until then it is waited for. Nothing is missed: what could be taken before is a gradient that comes after it.
-  clock_.enter(HostTime::gradient);
-  lock.unlock();
-  complete->synchronize();
-  lock.lock();
+  wait_for(*complete);
 }
 
 void HostOptimizer::wait_for_slot(const Work& work) {

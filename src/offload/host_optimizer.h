@@ -42,9 +42,9 @@ class HostOptimizer {
  public:
   // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. `gradients` lie on the device;
   // they are fetched when the host works on a bucket, or, with `store_gradients`, into pinned memory as soon as they
-  // are complete. Weights that have host memory (WeightResidency) are written there, not sent, and those that follow
-  // masters (UnitWeights) are made by cast_masters(). `update_over_link`: the device updates too. `state` is pinned for
-  // either of the latter. All references must outlive it.
+  // are complete, those of late buckets as they are opened. Weights that have host memory (WeightResidency) are written
+  // there, not sent, and those that follow masters (UnitWeights) are made by cast_masters(). `update_over_link`: the
+  // device updates too. `state` is pinned for either of the latter. All references must outlive it.
   struct Ways {
     bool store_gradients = false, update_over_link = false;
     CastSide cast = CastSide::host;
@@ -93,14 +93,21 @@ class HostOptimizer {
   void reopen();
 
   // From the next gradient on the bucket is a late one (HostSchedule::set_late()): it is updated after the others, once
-  // a call waits for it or for all, or preview_rows() has run.
+  // a call waits for it or for all, or open_late() is called.
   void set_late(const Bucket& bucket);
+  // Whether the last verdict's update of late buckets waits for open_late(), so that it cannot begin meanwhile.
+  bool late_waits() const;
   // Computes the weights that the last verdict gives some rows of a parameter in late buckets, on the calling thread
-  // and the pool's. They are written on return; then the late buckets' update may begin. Returns false, having done
-  // nothing, if that update may have begun already: then the caller must require the buckets' weights.
+  // and the pool's. They are written on return. Returns false, having done nothing, if the late buckets' update may
+  // have begun already: then the caller must require the buckets' weights.
   // `rows`: of `width` elements. `gradients` and `weights`: [rows, width], in the formats of both on the device.
   bool preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows, Tensor gradients,
                     Tensor weights);
+  // The late buckets' update may begin, which writes over their weights: once the device has come to `read`, if it is
+  // given. That event stays as it is until the next verdict, and outlives this.
+  void open_late(Event* read = nullptr);
+  // Work that follows on `stream` comes after the weights that late buckets have been sent so far.
+  void require_late_weights(Stream& stream);
 
   // A bucket's weights are final when they are those of the last verdict. They are sent once their copy to the device
   // is enqueued, and here once it is done.
@@ -150,6 +157,7 @@ class HostOptimizer {
     Event* complete = nullptr;                // its gradient
     std::byte* stored = nullptr;              // where its gradient is stored, if it is
     std::unique_ptr<Event> fetched, current;  // its gradient was read; its weights are on the device
+    bool late = false;                        // for the engine's thread
   };
   struct Work {
     int index = -1;
@@ -190,6 +198,13 @@ class HostOptimizer {
   void throw_error() const {
     if (error_) std::rethrow_exception(error_);
   }
+  // The engine's thread: enqueues the way of late buckets' gradients to where they are stored. Earlier it would hold up
+  // the verdict's statistics, and the gradients of single rows, which share a copy engine with it.
+  void store_late();
+  // late_waits(); mutex_ is held.
+  bool late_may_not_begin() const { return schedule_.late_closed() && late_read_ == nullptr; }
+  // Late buckets may be taken if what reads their weights has run. mutex_ is held.
+  void open_late_if_read();
   // Late buckets are no longer held back, unless it is ready or does not need them.
   template <class Ready>
   void wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready, bool needs_late = true);
@@ -211,6 +226,7 @@ class HostOptimizer {
   HostSchedule schedule_;
   std::vector<Entry> entries_;  // by bucket; events are null for those of others
   AdamWSteps unclipped_, final_;
+  Event* late_read_ = nullptr;  // open_late()'s, until late buckets are open
   std::deque<Work> in_hand_;
   bool stop_ = false;
   std::exception_ptr error_;

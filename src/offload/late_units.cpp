@@ -1,6 +1,7 @@
-// Units of which the forward pass needs some rows first, and the others last or not at all: embeddings of the caller's.
+// The calls for late units, embeddings: the forward pass needs some of their rows first, and the others last or never.
 #include <vector>
 
+#include "base/delay_point.h"
 #include "base/error.h"
 #include "offload/engine.h"
 #include "offload/host_optimizer.h"
@@ -9,23 +10,55 @@ namespace so {
 
 void OffloadEngine::set_late(int unit) {
   SO_CHECK(!settings_.weight_places.empty() && unit >= settings_.device_units, "unit {} cannot be late", unit);
+  mark_late(unit);
+}
+
+void OffloadEngine::mark_late(int unit) {
   for (const Bucket& bucket : buckets_of(unit)) host_.set_late(bucket);
   late_.resize(unit_of_.size(), 0);
   for (std::size_t i = 0; i < late_.size(); ++i)
     if (unit_of_[i] == unit) late_[i] = 1;
+  passes_.forget_need(unit);  // but for some rows
+  shares_ = BucketShares(passes_.shares(), unit_of_);
 }
 
 bool OffloadEngine::preview_rows(int parameter, std::int64_t width, std::span<const std::int64_t> rows,
                                  const void* gradients, void* weights) {
   const std::vector<std::int64_t> shape{static_cast<std::int64_t>(rows.size()), width};
-  return host_.preview_rows(layout_.range(parameter), width, rows,
-                            Tensor(const_cast<void*>(gradients), settings_.formats.gradients, shape),
-                            Tensor(weights, settings_.formats.weights, shape));
+  const bool previewed = host_.preview_rows(layout_.range(parameter), width, rows,
+                                            Tensor(const_cast<void*>(gradients), settings_.formats.gradients, shape),
+                                            Tensor(weights, settings_.formats.weights, shape));
+  if (previewed) host_.open_late();
+  return previewed;
+}
+
+// The first pass after a verdict reads single rows. When the model has enqueued that, the update of all may begin, and
+// further passes wait for it.
+void OffloadEngine::require_rows(int unit, std::span<const std::int32_t> rows, Stream& stream) {
+  if (!late_rows_ || unit != 0 || rows.empty() || !host_.late_waits()) return require_weights(unit, stream);
+  waits_.begin(stream, WaitReason::host);
+  late_rows_->bring(rows, *landed_.front(), stream);
+  waits_.end(stream);
+  weights_.required(unit);
+  reads_rows_ = true;
+}
+
+void OffloadEngine::rows_are_read(Stream& stream) {
+  reads_rows_ = false;
+  stream.record(*rows_read_);
+  host_.open_late(rows_read_.get());
 }
 
 void HostOptimizer::set_late(const Bucket& bucket) {
   const std::lock_guard lock(mutex_);
   schedule_.set_late(bucket);
+  entry(bucket).late = true;
+}
+
+bool HostOptimizer::late_waits() const {
+  const std::lock_guard lock(mutex_);
+  throw_error();
+  return late_may_not_begin();
 }
 
 bool HostOptimizer::preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows,
@@ -34,20 +67,46 @@ bool HostOptimizer::preview_rows(Range parameter, std::int64_t width, std::span<
   {
     const std::lock_guard lock(mutex_);
     throw_error();
-    if (!schedule_.late_closed()) return false;
+    if (!late_may_not_begin()) return false;
     for (const Bucket& bucket : buckets_)
       SO_CHECK(common(bucket.range(), parameter).size() <= 0 || schedule_.is_late(bucket),
                "rows of bucket {}, which is no late one", bucket.index());
     steps = final_;
   }
+  delay_point();
   // Until they are opened nobody touches the late buckets.
   update_.preview_rows(buckets_, steps, parameter, width, rows, gradients, weights);
+  return true;
+}
+
+void HostOptimizer::open_late(Event* read) {
   {
     const std::lock_guard lock(mutex_);
-    schedule_.open_late();
+    store_late();
+    late_read_ = read;
+    if (read == nullptr) schedule_.open_late();
   }
   changed_.notify_all();
-  return true;
+}
+
+void HostOptimizer::store_late() {
+  for (const int index : owned()) {
+    const Entry& e = entry(index);
+    if (e.stored && e.late && bucket(index).state() == BucketState::deferred)
+      ring_.fetch(e.stored, gradient_of(bucket(index)), *e.complete, *e.fetched);
+  }
+}
+
+void HostOptimizer::open_late_if_read() {
+  if (late_read_ == nullptr || !late_read_->done()) return;
+  late_read_ = nullptr;
+  schedule_.open_late();
+  changed_.notify_all();
+}
+
+void HostOptimizer::require_late_weights(Stream& stream) {
+  for (const int index : owned())
+    if (entry(index).late) stream.wait(*entry(index).current);
 }
 
 }  // namespace so

@@ -44,6 +44,13 @@ void PassTimes::need(int unit, Stream& stream) {
   stream.record(*u.needed);
 }
 
+void PassTimes::forget_need(int unit) {
+  Unit& u = units_[static_cast<std::size_t>(unit)];
+  u.is_needed = false;
+  u.needed_share = {};
+  shares_.needed[static_cast<std::size_t>(unit)] = PassShares::never;
+}
+
 void PassTimes::land(int unit, Stream& stream, const Event& landed) {
   if (std::exchange(first_, false)) stream.record(*first_landed_);
   Unit& u = units_[static_cast<std::size_t>(unit)];

@@ -36,6 +36,8 @@ class PassTimes {
   // What follows on `stream` needs the unit's weights, for which it has not waited yet. The first time since the
   // verdict, or since begin_step(), counts.
   void need(int unit, Stream& stream);
+  // Forward passes do not need the unit's weights from now on, until need() says otherwise.
+  void forget_need(int unit);
   // The last micro-batch begins.
   void begin_last() { first_ = true; }
   // Its gradient of the unit is complete on `stream`. `landed` is reached when the host may have it, not before; it has

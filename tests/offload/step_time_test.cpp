@@ -71,6 +71,13 @@ TEST(StepTime, OfALateBucket) {
   // The host is behind the forward pass.
   m.facts.forward_seconds = 3;
   EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 4 + 8, 1e-9);
+  // That pass does not need it, and its gradient comes last: the host has until then.
+  const std::vector<double> never{PassShares::never, 0.5}, left{0, 0.5};
+  m.facts.needed = never;
+  m.facts.left = left;
+  EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 0.5 + 3 + 8, 1e-9) << "the other is needed after 1.5";
+  m.facts.backward_seconds = 0.5;
+  EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 4 + 0.25, 1e-9);
 }
 
 // Two buckets, the second needed after half of the forward pass, its gradient there after half of backward.

@@ -53,7 +53,8 @@ void HostSchedule::begin_step(UpdateChoice choice) {
 }
 
 void HostSchedule::land(Bucket& bucket) {
-  // The weights that the last step sent are there: this step's forward pass has waited for them.
+  // The weights that the last step sent are there, since this step's forward pass has waited for them; or, of a late
+  // bucket, who writes the next ones waits for them.
   if (bucket.state() == BucketState::returning) bucket.settle();
   bucket.land();
 }

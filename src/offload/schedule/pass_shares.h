@@ -12,7 +12,8 @@ namespace so {
 
 struct PassShares {
   // By unit: the share of the first micro-batch's forward pass that comes before its weights are needed. That pass ends
-  // where the backward pass's first gradient is complete.
+  // where the backward pass's first gradient is complete. `never`: that pass does not need them.
+  static constexpr double never = 2;
   std::vector<double> needed;
   // By unit: the share of the last micro-batch's backward pass, from the first gradient on, that is left when its own
   // is complete.

@@ -83,9 +83,9 @@ void StepTimer::after_the_verdict(const UpdateChoice& choice, bool clip) {
     any_owing = any_owing || owing;
   }
   for (std::size_t i = 0; any_late && i < count_; ++i)
-    if (is_late(i)) weights_here_[i] = by_first(0, updates_[i]);
+    if (is_late(i)) weights_here_[i] = gradient_free_[i] = by_first(0, updates_[i]);
   for (std::size_t i = count_; any_owing && i-- > 0;)
-    if (gradient_free_[i] > 0) gradient_free_[i] = by_first(0, follows_[i]);
+    if (gradient_free_[i] > 0 && !is_late(i)) gradient_free_[i] = by_first(0, follows_[i]);
 }
 
 // The first micro-batch's, which waits for new weights.
@@ -93,6 +93,7 @@ double StepTimer::forward() const {
   if (awaits_updates_) return *std::max_element(weights_here_.begin(), weights_here_.end()) + first_forward_;
   double now = 0, passed = 0;
   for (const std::size_t i : by_need_) {
+    if (needed_[i] > first_forward_) break;  // PassShares::never
     now = std::max(now + needed_[i] - passed, weights_here_[i]);
     passed = needed_[i];
   }

@@ -114,9 +114,10 @@ class Groups {
   explicit Groups(const UpdateFacts& facts) : facts_(facts) {
     const std::size_t count = facts.elements.size();
     each_ = (count + most - 1) / most;
-    for (std::size_t i = 0; i < count; i += each_) {
+    for (std::size_t i = 0, end = 0; i < count; i = end) {
       std::int64_t elements = 0;
-      for (std::size_t j = i; j < std::min(count, i + each_); ++j) elements += facts.elements[j];
+      for (end = i; end < std::min(count, i + each_) && facts.is_late(end) == facts.is_late(i); ++end)
+        elements += facts.elements[end];
       elements_.push_back(elements);
       needed_.push_back(facts.needed[i]);
       left_.push_back(facts.left[i]);
