@@ -255,6 +255,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"undo_buckets", plan.engine.undo_buckets},
           {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
           {"update_over_link", plan.engine.update_over_link},
+          {"late_embedding", plan.engine.late_embedding},
           {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
           {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
           {"host_masters_travel", plan.engine.host_weights == ResidencyKind::from_masters},
@@ -369,7 +370,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   step.reference =
       reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep), backward) *
       micro_batches;
-  step.host_share = host_share(layout, plan.engine.device_units);
+  step.host_share = host_share(layout, plan.engine.owners());
   step.device = {plan.memory.total(MemoryKind::device), *machine.device_memory};
   step.host = {plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};
   step.disk = saved_bytes(exported_bytes(layout, plan.engine.formats.exported), layout.trained_parameter_elements(),

@@ -37,13 +37,16 @@ bool in_any_order(const Backend& backend, bool deterministic) {
   return !deterministic;
 }
 
-TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, const TrainingShape& shape,
-                        const RunRequest& request) {
+TrainingPlan begin_plan(const DecoderSpec& spec, const ParameterLayout& layout, const Backend& backend,
+                        const TrainingShape& shape, const RunRequest& request) {
   SO_CHECK(shape.micro_batches == request.gradient_accumulation_steps, "{} micro-batches where {} are asked for",
            shape.micro_batches, request.gradient_accumulation_steps);
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine_settings(request);
+  if (plan.engine.late_embedding)
+    if (const auto obstacle = late_embedding_obstacle(spec, layout, request))
+      fail("--late_embedding true: {}; leave it out", *obstacle);
   constexpr std::int64_t unit = ParameterLayout::alignment;
   if (!request.bucket_size_given) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
@@ -94,7 +97,8 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   set_sizes();
   set_budgets();
   set_residencies();
-  inputs_.forced_device_units = requested_device_units(q_.request, q_.layout, *q_.machine.backend);
+  inputs_.looked_up = std::min(plan_.shape.micro_batch_tokens, q_.spec.vocab) * q_.spec.hidden;
+  set_late_embedding(plan_.engine.late_embedding);
   inputs_.device_name = q_.machine.name;
   inputs_.device_advice = q_.advice.for_device;
   inputs_.host_advice = q_.advice.for_host;
@@ -162,6 +166,7 @@ void TrainingPlacement::set_budgets() {
   const std::size_t none = inputs_.memory(0, {}).host_bytes, one = state(0, 1).host_total(*q_.machine.backend),
                     two = state(0, 2).host_total(*q_.machine.backend);
   inputs_.undo_place_bytes = two - one;
+  inputs_.undo_table_bytes = page_table_bytes(*q_.machine.backend, inputs_.undo_place_bytes);
   inputs_.undo_budget = beyond(inputs_.undo_budget, beyond(one - none, inputs_.undo_place_bytes));
 }
 
@@ -219,7 +224,7 @@ MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets,
 StateMemory TrainingPlacement::state_memory(int device_units, Residency residency) {
   const bool streams = residency.streamed_units > 0, gathers = residency.gathered_units > 0;
   const auto key = std::tuple(device_units, residency.device_weights, residency.host_weights, residency.host_gradients,
-                              streams, gathers, plan_.engine.update_over_link);
+                              streams, gathers, plan_.engine.update_over_link, plan_.engine.late_embedding);
   auto found = states_.find(key);
   if (found == states_.end()) {
     Residency one = residency;
@@ -263,8 +268,7 @@ MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
   return {std::move(brief), nothing.advice, std::move(memory), std::move(lines)};
 }
 
-Placement TrainingPlacement::search(bool over_link) {
-  plan_.engine.update_over_link = inputs_.update_over_link = over_link;
+Placement TrainingPlacement::search() {
   // What travels for each micro-batch makes the step depend on the link.
   Placement best = unless_worth_it(&Residency::sends_masters);
   const bool sums = plan_.shape.micro_batches > 1 && q_.request.move_gradients == Toggle::automatic;
@@ -292,27 +296,43 @@ bool TrainingPlacement::may_update_over_link() const {
          may_pin_state();
 }
 
+bool TrainingPlacement::may_be_late(const Placement& chosen) const {
+  return q_.request.late_embedding == Toggle::automatic &&
+         chosen.estimate.exposed > worth_it * chosen.estimate.seconds() &&
+         !late_embedding_obstacle(q_.spec, q_.layout, q_.request);
+}
+
+void TrainingPlacement::set_late_embedding(bool late) {
+  plan_.engine.late_embedding = inputs_.late_embedding = late;
+  inputs_.forced_device_units = requested_device_units(q_.request, q_.layout, *q_.machine.backend, late);
+}
+
+void TrainingPlacement::take_if_worth_it(Placement& chosen, const std::function<void(bool allowed)>& change) {
+  const PlacementInputs before = inputs_;
+  change(true);
+  std::optional<Placement> other;
+  if (any()) other = search();
+  if (other && other->rank < (1 - worth_it) * chosen.rank) {
+    chosen = std::move(*other);
+  } else {
+    change(false);
+    inputs_ = before;  // a search takes residencies away
+  }
+}
+
 void TrainingPlacement::choose() {
   Placement chosen = [&] {
     try {
-      return search(plan_.engine.update_over_link);
+      return search();
     } catch (const NothingFits& nothing) {
       throw refusal(nothing);
     }
   }();
-  if (may_update_over_link() && chosen.device_units < q_.layout.units()) {
-    // Pinning all state takes time when the run begins.
-    const PlacementInputs before = inputs_;
-    plan_.engine.update_over_link = inputs_.update_over_link = true;
-    std::optional<Placement> other;
-    if (any()) other = search(true);
-    if (other && other->rank < (1 - worth_it) * chosen.rank) {
-      chosen = std::move(*other);
-    } else {
-      plan_.engine.update_over_link = false;
-      inputs_ = before;  // a search takes residencies away
-    }
-  }
+  // Pinning all state takes time when the run begins.
+  if (may_update_over_link() && host_elements(chosen.run) > 0)
+    take_if_worth_it(chosen, [this](bool on) { plan_.engine.update_over_link = inputs_.update_over_link = on; });
+  // What else the host's memory and cores do for the rows is not simulated.
+  if (may_be_late(chosen)) take_if_worth_it(chosen, [this](bool on) { set_late_embedding(on); });
   chosen = with_more_on_host(inputs_, std::move(chosen));
   plan_.engine.device_units = chosen.device_units;
   plan_.engine.undo_buckets = chosen.undo_buckets;
@@ -343,16 +363,21 @@ void TrainingPlacement::say(const Placement& chosen) {
   const auto add = [&](std::string reason) { plan_.reasons.push_back(std::move(reason)); };
   add(fmt::format("{}: {}", q_.machine.rates_origin, describe_rates(measured_)));
   add("optimizer state: " + chosen.why_split);
-  if (chosen.device_units < q_.layout.units() && plan_.engine.formats.weights == DType::bf16)
+  const bool any_on_host = host_elements(chosen.run) > 0;
+  if (any_on_host && plan_.engine.formats.weights == DType::bf16)
     add(fmt::format("bf16 and fp32 are cast into each other on the {}{}",
                     plan_.engine.cast == CastSide::device ? "device" : "host",
                     q_.request.cast_side == CastChoice::automatic ? ", which is faster here" : ", as asked"));
-  if (plan_.engine.update_over_link && chosen.device_units < q_.layout.units())
+  if (plan_.engine.update_over_link && any_on_host)
     add(fmt::format(
         "the device updates some of the state that is on the host too, about {:.0f}% of it, which travels over "
         "the link and back{}",
         100 * chosen.estimate.over_link_elements / host_elements(chosen.run),
         q_.request.update_over_link == Toggle::on ? ", as asked" : ""));
+  if (plan_.engine.late_embedding)
+    add(fmt::format(
+        "the embedding is updated on the host when nothing else is left to do there, but for the rows that a batch reads{}",
+        q_.request.late_embedding == Toggle::on ? ", as asked" : ", which makes the step shorter"));
   add(chosen.why_undo);
   if (!chosen.why_residency.empty()) add(chosen.why_residency);
   const StepOverlap overlap = chosen.estimate.overlap();

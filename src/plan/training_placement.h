@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -16,8 +17,9 @@
 namespace so {
 
 // The plan as far as it needs no search: number formats, the schedule, the size of buckets.
-TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, const TrainingShape& shape,
-                        const RunRequest& request);
+// Throws Error if the request contradicts itself, or the model.
+TrainingPlan begin_plan(const DecoderSpec& spec, const ParameterLayout& layout, const Backend& backend,
+                        const TrainingShape& shape, const RunRequest& request);
 // Throws Error where gradients in any order are allowed to a device that has no quicker one.
 bool in_any_order(const Backend& backend, bool deterministic);
 
@@ -55,8 +57,8 @@ class TrainingPlacement {
   void set_sizes();
   void set_budgets();
   void set_residencies();
-  // The best placement, with updates over the link or without.
-  Placement search(bool over_link);
+  // The best placement, with updates over the link or without, and with a late embedding or without, as is set.
+  Placement search();
   // The best placement; one whose residency `costs` something that is not simulated only if it gains more than that may
   // be, or nothing else fits.
   Placement unless_worth_it(bool (Residency::*costs)() const);
@@ -64,6 +66,10 @@ class TrainingPlacement {
   bool may_pin_state() const;
   // Whether those are worth a search.
   bool may_update_over_link() const;
+  bool may_be_late(const Placement& chosen) const;
+  void set_late_embedding(bool late);
+  // Takes what `change` allows, which costs something that is not simulated, if a step gains enough by it.
+  void take_if_worth_it(Placement& chosen, const std::function<void(bool allowed)>& change);
   std::vector<Keep> keep_of(std::int64_t index) const;
   std::size_t activation_bytes(std::int64_t index);
   // The memory of a run without its activations.
@@ -80,7 +86,8 @@ class TrainingPlacement {
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
-  std::map<std::tuple<int, ResidencyKind, ResidencyKind, GradientResidency, bool, bool, bool>, StateMemory> states_;
+  std::map<std::tuple<int, ResidencyKind, ResidencyKind, GradientResidency, bool, bool, bool, bool>, StateMemory>
+      states_;
   PlacementInputs inputs_;
 };
 

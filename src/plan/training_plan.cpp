@@ -89,7 +89,7 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
                                      : plan.engine.formats.rank_sums == DType::f32 && plan.shape.ranks > 1
                                          ? ", which ranks add up in fp32"
                                          : ", as asked"));
-  if (host_share(layout, plan.engine.device_units) > 0)
+  if (host_share(layout, plan.engine.owners()) > 0)
     if (plan.engine.device_units == 0 || machine.device_memory)
       plan.reasons.push_back(fmt::format(
           "buckets of {} in fp32{}; {} transfer buffers in each direction; AdamW on {} host threads",
@@ -104,7 +104,7 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
 
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, const RunRequest& request, WeightOrigin origin) {
-  TrainingPlan plan = begin_plan(layout, *machine.backend, shape, request);
+  TrainingPlan plan = begin_plan(spec, layout, *machine.backend, shape, request);
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
   if (machine.device_memory) {
@@ -128,7 +128,8 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     }
     choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
   } else {
-    const int device_units = requested_device_units(request, layout, *machine.backend).value_or(0);
+    const int device_units =
+        requested_device_units(request, layout, *machine.backend, plan.engine.late_embedding).value_or(0);
     plan.engine.device_units = device_units;
     plan.engine.streamed_units =
         std::min(request.streamed_layers.value_or(0), most_streamed_units(layout.units(), device_units));
@@ -147,15 +148,15 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       plan = as_yet;
       with_gathered(most_gathered);
     }
-    if (plan.engine.schedule == Schedule::overlapped && without.host_buckets > 0) {
+    if (plan.engine.schedule == Schedule::overlapped && without.undo_buckets > 0) {
       const std::size_t taken = plan.memory.host_total(*machine.backend);
       plan.engine.undo_buckets = 1;
       const std::size_t place = state().memory.host_total(*machine.backend) - taken;
       MemoryPlan all = plan.memory;
       all.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
       const std::size_t room = beyond(undo_budget(machine), all.host_total(*machine.backend));
-      plan.engine.undo_buckets = without.host_buckets;
-      if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
+      plan.engine.undo_buckets = without.undo_buckets;
+      if (place > 0) plan.engine.undo_buckets = std::min(without.undo_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;
     }
     if (plan.engine.streamed_units > 0)
@@ -170,7 +171,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
           plan.engine.gathered, shape.ranks, request.gathered_layers ? "as asked" : "since whole ones do not fit"));
     plan.reasons.push_back(fmt::format(
         "optimizer state: {:.1f}% in host memory; AdamW starts before the gradient norm is known for {} buckets",
-        100 * host_share(layout, device_units), plan.engine.undo_buckets));
+        100 * host_share(layout, plan.engine.owners()), plan.engine.undo_buckets));
   }
   add_activations(spec, machine, training_advice.for_device, plan);
   say_what_is_given(layout, machine, engine_settings(request).bucket_elements, plan);

@@ -41,7 +41,7 @@ std::string plan_line(const StepOptions& options, const TrainingPlan& plan, cons
   std::string line = fmt::format(
       "plan: {} of {}{} x {}; optimizer state {}; activations kept: {}", counted(total_steps, "step"),
       ranks_text(plan.shape), options.gradient_accumulation_steps, counted(options.batch_size, "row"),
-      state_text(host_share(layout, plan.engine.device_units)), describe(plan.decoder.keep, plan.decoder.tile_rows));
+      state_text(host_share(layout, plan.engine.owners())), describe(plan.decoder.keep, plan.decoder.tile_rows));
   if (plan.engine.streamed_units > 0)
     line += fmt::format("; weights of {} streamed from host memory", counted(plan.engine.streamed_units, "layer"));
   if (plan.engine.gathered > 0)

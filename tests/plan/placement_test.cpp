@@ -355,6 +355,34 @@ TEST(Ratio, IsTheHostsShareAtMost) {
   EXPECT_EQ(host_share(layout, 4), 0);
   for (const auto& [ratio, units] : {std::pair{1.0, 0}, {0.99, 1}, {0.6, 1}, {0.59, 2}, {0.2, 3}, {0.1, 4}, {0.0, 4}})
     EXPECT_EQ(device_units_for_ratio(layout, ratio), units) << ratio;
+  // A late embedding is the host's, whatever the device has.
+  EXPECT_EQ(host_share(layout, {0, true}), 1);
+  EXPECT_EQ(host_share(layout, {1, true}), 1);
+  EXPECT_EQ(host_share(layout, {4, true}), 0.4);
+  for (const auto& [ratio, units] : {std::pair{1.0, 0}, {0.99, 2}, {0.8, 2}, {0.4, 4}, {0.1, 4}})
+    EXPECT_EQ(device_units_for_ratio(layout, ratio, true), units) << ratio;
+}
+
+// Pinned places have page tables on the device: there are no more than it has room for, beside what layers keep.
+TEST(Placement, PlacesThatArePinnedTakeDeviceMemory) {
+  LayeredMachine m(12, 200'000'000, 4096);
+  const auto places = [&] { return choose_undo_buckets(m.in, 0, 0, m.in.memory(0, {}).host_bytes); };
+  const std::int64_t all = places();
+  EXPECT_GT(all, 3);
+  const std::size_t taken = m.in.memory(0, {}).device_bytes + m.in.activation_bytes(0);
+  m.in.undo_table_bytes = 1000;
+  m.in.device_budget = taken + 3500;
+  EXPECT_EQ(places(), all) << "nothing is pinned";
+  m.in.update_over_link = true;
+  EXPECT_EQ(places(), 3);
+  m.in.device_budget = taken;
+  EXPECT_EQ(places(), 0);
+  // A plan may keep less instead.
+  const Placement plan = choose_placement(m.in);
+  EXPECT_GT(plan.undo_buckets, 0);
+  EXPECT_LE(m.in.memory(plan.device_units, plan.residency).device_bytes + m.in.activation_bytes(plan.keep) +
+                static_cast<std::size_t>(plan.undo_buckets) * m.in.undo_table_bytes,
+            m.in.device_budget);
 }
 
 }  // namespace

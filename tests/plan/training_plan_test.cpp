@@ -96,10 +96,10 @@ TEST(PlanTraining, DoesAsItIsAsked) {
   const ParameterLayout layout(make_parameters(qwen3_14b()));
   for (const double ratio : {0.0, 0.3, 0.9, 1.0}) {
     const TrainingPlan plan = large.plan(qwen3_14b(), four_rows, {.offload_ratio = ratio});
-    const int units = plan.engine.device_units;
-    EXPECT_LE(host_share(layout, units), ratio);
-    if (units > 0) {
-      EXPECT_GT(host_share(layout, units - 1), ratio);
+    const OwnerSplit owners = plan.engine.owners();
+    EXPECT_LE(host_share(layout, owners), ratio);
+    if (owners.device_units > 0) {
+      EXPECT_GT(host_share(layout, {owners.device_units - 1, owners.late_embedding}), ratio);
     }
   }
   EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {.offload_optimizer = OptimizerDevice::none}).engine.device_units,
@@ -114,13 +114,14 @@ TEST(PlanTraining, DoesAsItIsAsked) {
   EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {}, Toggle::off).decoder.keep, keep_choice(40, 0));
 }
 
+bool booked(const TrainingPlan& plan, MemoryKind kind, const std::string& name) {
+  return std::any_of(plan.memory.entries.begin(), plan.memory.entries.end(),
+                     [&](const auto& entry) { return entry.kind == kind && entry.name == name; });
+}
+
 // Where the step waits for the host the device updates too. Then all state is pinned, and a few buckets have room on
 // the device.
 TEST(PlanTraining, UpdatesOverTheLinkWhereThatIsQuicker) {
-  const auto booked = [](const TrainingPlan& plan, MemoryKind kind, const std::string& name) {
-    return std::any_of(plan.memory.entries.begin(), plan.memory.entries.end(),
-                       [&](const auto& entry) { return entry.kind == kind && entry.name == name; });
-  };
   FakeMachine machine(cuda_backend(), 300, 1000);
   const TrainingShape short_step{4096, 0, 4096, 1};
   const PlacementOptions all{.offload_ratio = 1};
@@ -146,6 +147,39 @@ TEST(PlanTraining, UpdatesOverTheLinkWhereThatIsQuicker) {
   // A machine that counts what is pinned has no room for all state to be.
   machine.machine.lockable = std::size_t{40} << 30;
   EXPECT_FALSE(machine.plan(qwen3_14b(), short_step, all).engine.update_over_link);
+}
+
+// Where the device waits for the host, an embedding of the host's is updated last; unless a step needs all of it, or
+// updates come before it anyway.
+TEST(PlanTraining, AnEmbeddingIsUpdatedLateWhereThatHelps) {
+  FakeMachine machine(cuda_backend(), 300, 1000);
+  const TrainingPlan late = machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 1});
+  EXPECT_TRUE(late.engine.late_embedding);
+  EXPECT_TRUE(booked(late, MemoryKind::device, "embedding rows"));
+  const TrainingPlan without =
+      machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 1, .late_embedding = Toggle::off});
+  EXPECT_FALSE(without.engine.late_embedding);
+  EXPECT_FALSE(booked(without, MemoryKind::device, "embedding rows"));
+  EXPECT_LT(late.estimate->seconds(), without.estimate->seconds());
+  EXPECT_FALSE(machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.3}).engine.late_embedding) << "AdamW is hidden";
+
+  const auto refused = [&](const DecoderSpec& spec, PlacementOptions options) {
+    options.late_embedding = Toggle::on;
+    try {
+      machine.plan(spec, four_rows, options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  DecoderSpec tied = qwen3_14b();
+  tied.tied_embeddings = true;
+  EXPECT_NE(refused(tied, {}).find("output layer"), std::string::npos);
+  EXPECT_NE(refused(qwen3_14b(), {.mode = OffloadMode::zerooffload}).find("zerooffload"), std::string::npos);
+  EXPECT_NE(refused(qwen3_14b(), {.offload_ratio = 0.01}).find("--offload_ratio"), std::string::npos);
+  EXPECT_NE(refused(qwen3_14b(), {.offload_optimizer = OptimizerDevice::none}).find("offload_optimizer"),
+            std::string::npos);
+  EXPECT_EQ(refused(qwen3_14b(), {}), "nothing");
 }
 
 // 119 GB of state instead of 178.

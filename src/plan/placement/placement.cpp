@@ -35,8 +35,9 @@ struct Candidate {
   bool fits() const { return keep >= 0 && host_short == 0; }
 };
 
-// Finds the memory that a candidate takes and whether it fits, but not yet the time of its step.
-Candidate consider(const PlacementInputs& in, int device_units, Residency residency) {
+// Finds the memory that a candidate takes and whether it fits, beside `others` on the device, but not yet the time of
+// its step.
+Candidate consider(const PlacementInputs& in, int device_units, Residency residency, std::size_t others = 0) {
   Candidate c;
   c.device_units = device_units;
   c.residency = residency;
@@ -46,7 +47,7 @@ Candidate consider(const PlacementInputs& in, int device_units, Residency reside
   c.device_short = std::numeric_limits<std::size_t>::max();
   const bool state_fits = c.host_short == 0;
   for (std::int64_t keep = 0; keep < std::ssize(in.keeps); ++keep) {
-    const std::size_t short_by = beyond(state.device_bytes + in.activation_bytes(keep), in.device_budget);
+    const std::size_t short_by = beyond(state.device_bytes + others + in.activation_bytes(keep), in.device_budget);
     c.device_short = std::min(c.device_short, short_by);
     if (short_by > 0) continue;
     const std::size_t host_bytes = state.host_bytes + in.kept_on_host(keep);
@@ -126,19 +127,33 @@ Residency with_part(const PlacementInputs& in, int device_units, Residency resid
   return residency;
 }
 
+// Where what layers keep leaves the device too little for the page tables of places for new state, also what keeps
+// less.
+void add_candidate(const PlacementInputs& in, int device_units, Residency residency, std::vector<Candidate>& all) {
+  const Candidate most = all.emplace_back(consider(in, device_units, residency));
+  if (!most.fits()) return;
+  const std::size_t tables = undo_tables(in, device_units, most.keep, most.host_bytes, residency);
+  if (tables == 0) return;
+  Candidate less = consider(in, device_units, residency, tables);
+  if (less.fits() && less.keep != most.keep) all.push_back(std::move(less));
+}
+
 // All that may be with a split.
 void add_candidates(const PlacementInputs& in, int device_units, std::vector<Candidate>& all) {
   for (Residency residency : in.residencies) {
     residency = with_part(in, device_units, residency, 0);
-    const bool possible = is_possible(in, residency);
-    if (possible) all.push_back(consider(in, device_units, residency));
-    // Streaming makes room for activations and state, so it gains nothing where all of them are kept already.
-    if ((possible && all.back().keep == 0) || is_forced(in)) continue;
+    if (is_possible(in, residency)) {
+      const std::size_t first = all.size();
+      add_candidate(in, device_units, residency, all);
+      // Streaming makes room for activations and state, so it gains nothing where all of them are kept already.
+      if (all[first].keep == 0) continue;
+    }
+    if (is_forced(in)) continue;
     for (int part = 1; part <= away_parts; ++part) {
       const Residency more = with_part(in, device_units, residency, part);
       if (more == residency) continue;
       residency = more;
-      all.push_back(consider(in, device_units, residency));
+      add_candidate(in, device_units, residency, all);
     }
   }
 }
@@ -251,13 +266,15 @@ std::string explain_split(const PlacementInputs& in, const Candidate& chosen, do
 }  // namespace
 
 std::string describe_split(const PlacementInputs& in, int d) {
-  const int units = static_cast<int>(in.units.size());
-  const double share = static_cast<double>(elements_of(in, d, units)) /
+  const int units = static_cast<int>(in.units.size()), first = in.late_embedding ? 1 : 0;
+  const double share = static_cast<double>(elements_of(in, d, units) + (d > 0 ? elements_of(in, 0, first) : 0)) /
                        static_cast<double>(std::max<std::int64_t>(1, elements_of(in, 0, units)));
-  std::string what = d == 0       ? "all on the host"
-                     : d == units ? "all on the device"
-                                  : fmt::format("{:.1f}% on the host, the rest on the device (units 0 to {} of {})",
-                                                100 * share, d - 1, units);
+  std::string what = d <= first                 ? "all on the host"
+                     : d == units && first == 0 ? "all on the device"
+                                                : fmt::format(
+                                                      "{:.1f}% on the host, the rest on the device (units {} to "
+                                                      "{} of {})",
+                                                      100 * share, first, d - 1, units);
   if (in.ranks > 1) what += fmt::format(", a slice of 1/{} with each GPU", in.ranks);
   return what;
 }
@@ -321,7 +338,7 @@ Placement choose_placement(const PlacementInputs& in) {
   }
   if (in.schedule == Schedule::synchronous) {
     plan.why_undo = "AdamW on the host runs after backward (--mode zerooffload)";
-  } else if (best->device_units == units) {
+  } else if (host_elements(plan.run) == 0) {
     plan.why_undo = "no optimizer state is on the host";
   } else {
     plan.why_undo = fmt::format(

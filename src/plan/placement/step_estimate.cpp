@@ -37,6 +37,17 @@ double gather_seconds(const PlacementInputs& in, std::int64_t elements) {
                             in.stream_bytes);
 }
 
+// The seconds of the host for a late embedding's rows, whose cores are half another bucket's meanwhile, and of the link
+// for their gradients and weights.
+double rows_on_host(const PlacementInputs& in) {
+  const double bytes = in.state_bytes + in.sum_bytes + in.stream_bytes;
+  return 2 * static_cast<double>(in.looked_up) * bytes / in.rates.host_adamw;
+}
+double rows_on_link(const PlacementInputs& in) {
+  return static_cast<double>(in.looked_up) *
+         (in.sum_bytes / in.rates.link_to_host + in.stream_bytes / in.rates.link_to_device);
+}
+
 // The unit's work waits for them: nothing of it goes on beside.
 double exchange_seconds(const MachineRates& rates, double exchanges, double received) {
   return exchanges * rates.sequence.seconds + received / rates.sequence.bytes;
@@ -77,8 +88,8 @@ const StepEstimate& KnownSteps::estimate(const SimulatedRun& run) {
 
 double host_elements(const SimulatedRun& run) {
   double n = 0;
-  for (std::size_t u = static_cast<std::size_t>(run.device_units); u < run.units.size(); ++u)
-    n += static_cast<double>(run.units[u].elements);
+  for (std::size_t u = 0; u < run.units.size(); ++u)
+    if (run.on_host(static_cast<int>(u))) n += static_cast<double>(run.units[u].elements);
   return n;
 }
 
@@ -106,7 +117,7 @@ double least_seconds(const SimulatedRun& run) {
     gather += (in_slices[u] ? gather_copies : 1) * run.units[u].gather;
     if (gradients.moving[u] >= 0 && static_cast<int>(u) >= run.first_trained_unit)
       sums += elements * run.sum_bytes * (micro_batches - 1), ++moved;
-    if (static_cast<int>(u) >= run.device_units)
+    if (run.on_host(static_cast<int>(u)))
       to_device += streams[u]                                           ? weights * copies * run.stream_bytes
                    : sends_masters(run, in_slices, static_cast<int>(u)) ? elements * 4 * gather_copies
                                                                         : elements * run.weight_bytes;
@@ -148,6 +159,9 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
   const MachineRates& r = in.rates;
   const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
   SimulatedRun run{.device_units = device_units,
+                   .late_embedding = in.late_embedding,
+                   .rows_on_host = in.late_embedding ? rows_on_host(in) : 0,
+                   .rows_on_link = in.late_embedding ? rows_on_link(in) : 0,
                    .streamed_units = residency.streamed_units,
                    .gathered_units = residency.gathered_units,
                    .first_trained_unit = in.first_trained_unit,
@@ -188,9 +202,9 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
       s.input_to_host = std::max(0.0, again.link_bytes[u] / r.link_to_host - s.forward);
       s.backward = std::max(s.backward, again.link_bytes[u] / r.link_to_device);
     }
-    if (residency.sends_masters() && static_cast<int>(u) >= device_units && gathered[u] && unit.frozen_elements == 0)
+    if (residency.sends_masters() && run.on_host(static_cast<int>(u)) && gathered[u] && unit.frozen_elements == 0)
       s.gather += static_cast<double>(s.elements) * (4 + in.stream_bytes) / r.device_memory;
-    if (static_cast<int>(u) < device_units) {
+    if (!run.on_host(static_cast<int>(u))) {
       const auto elements = static_cast<double>(unit.elements);
       const bool stays = unit_stays(static_cast<int>(u), static_cast<int>(in.units.size()));
       if (!stays && residency.casts_weights() && unit.frozen_elements == 0 && in.ranks == 1) {
@@ -218,11 +232,15 @@ StepEstimate estimate_slower_step(const PlacementInputs& in, int device_units, s
   return in.known_steps->estimate(with_slower_host(simulated_run(in, device_units, keep, undo_buckets, residency)));
 }
 
-std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
+namespace {
+
+// As choose_undo_buckets(), but for the device's memory.
+std::int64_t wanted_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
                                  Residency residency) {
   if (in.schedule == Schedule::synchronous) return 0;
   std::int64_t places = 0;
-  for (std::size_t u = static_cast<std::size_t>(device_units); u < in.units.size(); ++u)
+  const int first = std::max(device_units, in.late_embedding ? 1 : 0);  // a late embedding is never speculated
+  for (std::size_t u = static_cast<std::size_t>(first); u < in.units.size(); ++u)
     places += buckets_of(in.units[u].elements, in.bucket_elements);
   if (in.undo_place_bytes > 0)
     places = std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, host_bytes) / in.undo_place_bytes));
@@ -234,8 +252,32 @@ std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, st
   return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(run.bucket_elements))));
 }
 
+// Returns what one place takes. State is pinned where it travels.
+std::size_t undo_table_bytes(const PlacementInputs& in, Residency residency) {
+  return in.update_over_link || residency.sends_masters() ? in.undo_table_bytes : 0;
+}
+
+}  // namespace
+
+std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
+                                 Residency residency) {
+  const std::int64_t wanted = wanted_undo_buckets(in, device_units, keep, host_bytes, residency);
+  const std::size_t tables = undo_table_bytes(in, residency);
+  if (wanted == 0 || tables == 0) return wanted;
+  const std::size_t taken = in.memory(device_units, residency).device_bytes + in.activation_bytes(keep);
+  return std::min(wanted, static_cast<std::int64_t>(beyond(in.device_budget, taken) / tables));
+}
+
+std::size_t undo_tables(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
+                        Residency residency) {
+  const std::size_t tables = undo_table_bytes(in, residency);
+  if (tables == 0) return 0;
+  return static_cast<std::size_t>(wanted_undo_buckets(in, device_units, keep, host_bytes, residency)) * tables;
+}
+
 SimulatedRun with_slower_host(SimulatedRun run, double rates) {
   run.host_adamw *= rates;
+  run.rows_on_host /= rates;
   run.host_memory *= rates;
   return run;
 }

@@ -94,6 +94,8 @@ struct PlacementInputs {
   double rank_sum_bytes = 4;                    // an element of their sum over ranks
   CastSide cast = CastSide::host;               // which the above are for
   bool update_over_link = false;                // EngineSettings::update_over_link
+  bool late_embedding = false;                  // EngineSettings::late_embedding
+  std::int64_t looked_up = 0;                   // elements of the embedding's rows that a micro-batch reads, at most
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
   // The choices of what layers keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
@@ -107,6 +109,7 @@ struct PlacementInputs {
   int most_gathered = 0;             // with several ranks, each of them also with so many units gathered, at most
   bool forced_gather = false;        // so many exactly, or as many as may
   std::size_t undo_place_bytes = 0;  // of host memory, for one bucket
+  std::size_t undo_table_bytes = 0;  // of the device's memory, for one that is pinned: its page tables
   std::size_t device_budget = 0, host_budget = 0;
   std::size_t undo_budget = 0;             // of host_budget, up to where places for new state may fill it
   std::optional<int> forced_device_units;  // none: to be chosen
@@ -138,6 +141,9 @@ StepEstimate estimate_slower_step(const PlacementInputs& inputs, int device_unit
 // takes; whether or not the step is shorter with all of them: a place saves the host the second pass of a preview.
 std::int64_t choose_undo_buckets(const PlacementInputs& inputs, int device_units, std::int64_t keep,
                                  std::size_t host_bytes, Residency residency = {});
+// The device memory that these places would take if there were enough.
+std::size_t undo_tables(const PlacementInputs& inputs, int device_units, std::int64_t keep, std::size_t host_bytes,
+                        Residency residency);
 
 // Elements that the host owns.
 double host_elements(const SimulatedRun& run);

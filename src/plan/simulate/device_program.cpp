@@ -54,7 +54,7 @@ GradientPlaces gradient_places_of(const SimulatedRun& run) {
 
 bool sends_masters(const SimulatedRun& run, const std::vector<bool>& gathered, int unit) {
   const auto u = static_cast<std::size_t>(unit);
-  return run.send_masters && unit >= run.device_units && gathered[u] && run.units[u].frozen == 0;
+  return run.send_masters && run.on_host(unit) && gathered[u] && run.units[u].frozen == 0;
 }
 
 std::vector<BackwardStep> backward_steps_of(const SimulatedRun& run) {

@@ -15,6 +15,10 @@ bool StepPlay::may_start(const DeviceOp& op) {
     if (needed_at_[at(op.unit)] < 0) needed_at_[at(op.unit)] = phase_;
     if (run_.schedule == Schedule::synchronous && op.unit == 0 && !schedule_.finished())
       return wait_for(WaitReason::host);
+    if (op.unit == 0 && run_.late_embedding) {
+      waits_for_rows_ = now_ < run_.rows_seconds();
+      return waits_for_rows_ ? wait_for(WaitReason::host) : true;
+    }
     if (!has_final_weights(op.unit)) return wait_for(WaitReason::host);
     if (!pieces_.all_of(op.unit, [&](int i) { return on_the_way_[at(i)] == 0; })) return wait_for(WaitReason::link);
   }
@@ -56,6 +60,7 @@ bool StepPlay::start_device() {
     return false;
   }
   end_wait(before);
+  if (op.work == SimulatedWork::forward && op.first && op.unit == 0 && run_.late_embedding) open_late();
   if (const int slot = op.work == SimulatedWork::backward ? reduced_slot(op.unit) : -1; slot >= 0)
     reduced_slot_busy_[at(slot)] = true;
   if (op.work == SimulatedWork::backward && op.first) {
@@ -117,8 +122,14 @@ void StepPlay::landed(int unit) {
   landed_at_[at(unit)] = phase_;
   for (int i = pieces_.first_of(unit + 1); i-- > pieces_.first_of(unit);) {
     schedule_.landed(pieces_[i]);
-    if (run_.move_gradients) fetch(i, run_.gradient_bytes);
+    if (run_.move_gradients && !schedule_.is_late(pieces_[i])) fetch(i, run_.gradient_bytes);
   }
+}
+
+void StepPlay::open_late() {
+  schedule_.open_late();
+  for (int i = pieces_.first_of(0); i < pieces_.first_of(1) && run_.move_gradients; ++i)
+    if (pieces_[i].state() == BucketState::deferred) fetch(i, run_.gradient_bytes);
 }
 
 }  // namespace so

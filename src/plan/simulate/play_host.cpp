@@ -35,7 +35,8 @@ StepTimes StepPlay::times() const {
 void StepPlay::measure_shares() {
   const double first = first_forward_seconds(forward_seconds_, backward_seconds_, run_.micro_batches);
   for (std::size_t u = 0; u < run_.units.size(); ++u) {
-    if (needed_at_[u] >= 0 && first > 0) shares_.needed[u] = std::min(1.0, needed_at_[u] / first);
+    if (needed_at_[u] >= 0 && first > 0 && !(run_.late_embedding && u == 0))
+      shares_.needed[u] = std::min(1.0, needed_at_[u] / first);
     if (landed_at_[u] >= 0 && backward_seconds_ > 0)
       shares_.left[u] = std::clamp(1 - landed_at_[u] / backward_seconds_, 0.0, 1.0);
   }
@@ -65,6 +66,7 @@ const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
   facts.elements = schedule_.elements();
   facts.needed = shares.needed;
   facts.left = shares.left;
+  facts.late = late_;
   facts.undo_places = place_count_;
   facts.micro_batches = run_.micro_batches;
   facts.previews = !run_.send_masters;

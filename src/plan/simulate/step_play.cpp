@@ -46,6 +46,12 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
   SO_CHECK(several_ranks_ || run_.gathered_units == 0, "{} units gathered without collectives", run_.gathered_units);
   for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece)
     if (sends_masters(pieces_.unit_of(piece))) schedule_.set_from_masters(pieces_[piece]);
+  if (!run_.late_embedding) return;
+  shares_.needed.front() = PassShares::never;
+  for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece) {
+    late_.push_back(pieces_.unit_of(piece) == 0 ? 1 : 0);
+    if (late_.back() != 0) schedule_.set_late(pieces_[piece]);
+  }
 }
 
 SimulatedStep StepPlay::step() {
@@ -114,7 +120,7 @@ void StepPlay::advance() {
   std::size_t active = 0;
   for (std::size_t i = 0; i < bandwidth_users; ++i) active |= (all[i]->busy ? std::size_t{1} : 0) << i;
   const BandwidthRates& rates = bandwidth_.rates(active);
-  double until = device_.busy ? device_ends_ : forever;
+  double until = device_.busy ? device_ends_ : waits_for_rows_ ? run_.rows_seconds() : forever;
   std::size_t next = bandwidth_users;
   for (std::size_t i = 0; i < bandwidth_users; ++i)
     if (const double end = all[i]->busy ? now_ + all[i]->left / rates[i] : forever; end < until) {
@@ -129,6 +135,7 @@ void StepPlay::advance() {
       next_collective = lane;
     }
   SO_CHECK(until < forever, "a simulated step that never ends");
+  waits_for_rows_ = false;  // the device is asked again
   const double seconds = until - now_;
   // Waits for weights that are brought for each use, for gradients that move, and until one in slices is reduced.
   const bool of_the_pass = waits_for_ == WaitReason::stream || waits_for_ == WaitReason::moving ||
