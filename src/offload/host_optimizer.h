@@ -157,7 +157,7 @@ class HostOptimizer {
     Event* complete = nullptr;                // its gradient
     std::byte* stored = nullptr;              // where its gradient is stored, if it is
     std::unique_ptr<Event> fetched, current;  // its gradient was read; its weights are on the device
-    bool late = false;                        // for the engine's thread
+    bool late = false;                        // what the schedule says; the engine's thread reads it without the lock
   };
   struct Work {
     int index = -1;

@@ -46,6 +46,10 @@ Tensor LateRows::part(const Buffer& memory, DType dtype, const Slot& slot) const
   return {memory.data(), dtype, {static_cast<std::int64_t>(slot.numbers.size()), width_}};
 }
 
+Tensor LateRows::numbers(const Slot& slot) {
+  return {slot.rows.data(), DType::i32, {static_cast<std::int64_t>(slot.numbers.size())}};
+}
+
 void LateRows::bring(std::span<const std::int32_t> rows, Event& complete, Stream& stream) {
   wanted_.assign(static_cast<std::size_t>(table_.dim(0)), 0);
   for (const std::int32_t row : rows) {
@@ -79,8 +83,7 @@ void LateRows::fetch(Slot& slot, std::span<const std::int32_t> rows) {
   std::copy(rows.begin(), rows.end(), static_cast<std::int32_t*>(slot.rows_here.data()));
   stream_->copy(slot.rows.data(), slot.rows_here.data(), rows.size_bytes());
   const Tensor gradients = part(slot.gradients, gradients_.dtype(), slot);
-  ops_->gather_rows(*stream_, gradients, gradients_,
-                    Tensor(slot.rows.data(), DType::i32, {static_cast<std::int64_t>(rows.size())}));
+  ops_->gather_rows(*stream_, gradients, gradients_, numbers(slot));
   stream_->copy(slot.gradients_here.data(), gradients.data(), gradients.bytes());
   stream_->record(*slot.gradients_came);
 }
@@ -92,8 +95,7 @@ void LateRows::give(Slot& slot) {
                                             part(slot.gradients_here, gradients_.dtype(), slot), weights);
   SO_CHECK(previewed, "rows of an embedding that is being updated");
   stream_->copy(slot.weights.data(), weights.data(), weights.bytes());
-  ops_->scatter_rows(*stream_, table_, part(slot.weights, table_.dtype(), slot),
-                     Tensor(slot.rows.data(), DType::i32, {static_cast<std::int64_t>(slot.numbers.size())}));
+  ops_->scatter_rows(*stream_, table_, part(slot.weights, table_.dtype(), slot), numbers(slot));
   stream_->record(*slot.written);
 }
 

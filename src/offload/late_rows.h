@@ -48,7 +48,9 @@ class LateRows {
   void fetch(Slot& slot, std::span<const std::int32_t> rows);
   // Computes the weights and enqueues their way to the table.
   void give(Slot& slot);
+  // Returns what a piece has of an array of rows, and its numbers on the device.
   Tensor part(const Buffer& memory, DType dtype, const Slot& slot) const;
+  static Tensor numbers(const Slot& slot);
 
   HostOptimizer& host_;
   const Range parameter_;

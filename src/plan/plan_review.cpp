@@ -23,7 +23,7 @@ std::string beside(double measured, double planned) {
   return fmt::format("{:.3f} s, planned {:.3f} ({:+.1f}%)", measured, planned, 100 * (measured / planned - 1));
 }
 
-// The least ratio of few digits that gives the device `units` units; so many digits as it takes.
+// Returns the least ratio of few digits that splits the state so; it has as many digits as that takes.
 std::string ratio_for(const ParameterLayout& layout, OwnerSplit owners) {
   const double share = host_share(layout, owners);
   for (int digits = 2; digits <= 9; ++digits) {

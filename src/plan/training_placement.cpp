@@ -331,7 +331,7 @@ void TrainingPlacement::choose() {
   // Pinning all state takes time when the run begins.
   if (may_update_over_link() && host_elements(chosen.run) > 0)
     take_if_worth_it(chosen, [this](bool on) { plan_.engine.update_over_link = inputs_.update_over_link = on; });
-  // What else the host's memory and cores do for the rows is not simulated.
+  // The rows' seconds are simulated, and not what they take of the host's memory and of AdamW's cores.
   if (may_be_late(chosen)) take_if_worth_it(chosen, [this](bool on) { set_late_embedding(on); });
   chosen = with_more_on_host(inputs_, std::move(chosen));
   plan_.engine.device_units = chosen.device_units;

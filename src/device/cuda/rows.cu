@@ -1,4 +1,4 @@
-// One kernel for both directions.
+// One kernel serves both directions.
 #include "device/cuda/kernel.h"
 #include "device/cuda/rows.h"
 

@@ -1,4 +1,4 @@
-// Rows of a table, gathered and scattered by their numbers.
+// These gather rows of a table by their numbers, and scatter them.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -167,10 +167,7 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement
         add(play(in, describe_keep(keep), d, keep, plan.undo_buckets, own), keep == plan.keep);
       break;
     case PlanChoice::undo: {
-      std::int64_t owned = 0;
-      for (std::size_t u = static_cast<std::size_t>(std::max(d, in.late_embedding ? 1 : 0)); u < in.units.size(); ++u)
-        owned += (in.units[u].elements + in.bucket_elements - 1) / in.bucket_elements;
-      if (in.schedule == Schedule::synchronous) owned = 0;
+      const std::int64_t owned = undo_candidates(in, d);
       for (const std::int64_t n : few(owned, plan.undo_buckets))
         add(play(in, fmt::format("{} of {} buckets", n, owned), d, plan.keep, n, own), n == plan.undo_buckets);
       break;

@@ -232,16 +232,22 @@ StepEstimate estimate_slower_step(const PlacementInputs& in, int device_units, s
   return in.known_steps->estimate(with_slower_host(simulated_run(in, device_units, keep, undo_buckets, residency)));
 }
 
+std::int64_t undo_candidates(const PlacementInputs& in, int device_units) {
+  if (in.schedule == Schedule::synchronous) return 0;
+  std::int64_t buckets = 0;
+  for (std::size_t u = static_cast<std::size_t>(std::max(device_units, in.late_embedding ? 1 : 0)); u < in.units.size();
+       ++u)
+    buckets += buckets_of(in.units[u].elements, in.bucket_elements);
+  return buckets;
+}
+
 namespace {
 
 // As choose_undo_buckets(), but for the device's memory.
 std::int64_t wanted_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
                                  Residency residency) {
-  if (in.schedule == Schedule::synchronous) return 0;
-  std::int64_t places = 0;
-  const int first = std::max(device_units, in.late_embedding ? 1 : 0);  // a late embedding is never speculated
-  for (std::size_t u = static_cast<std::size_t>(first); u < in.units.size(); ++u)
-    places += buckets_of(in.units[u].elements, in.bucket_elements);
+  std::int64_t places = undo_candidates(in, device_units);
+  if (places == 0) return 0;
   if (in.undo_place_bytes > 0)
     places = std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, host_bytes) / in.undo_place_bytes));
   const SimulatedRun run = simulated_run(in, device_units, keep, 0, residency);

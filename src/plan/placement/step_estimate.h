@@ -137,6 +137,8 @@ StepEstimate estimate_step(const PlacementInputs& inputs, int device_units, std:
 StepEstimate estimate_slower_step(const PlacementInputs& inputs, int device_units, std::int64_t keep,
                                   std::int64_t undo_buckets, Residency residency = {});
 
+// Counts the buckets that may be speculated: the host's, but for a late embedding's; none in a synchronous schedule.
+std::int64_t undo_candidates(const PlacementInputs& inputs, int device_units);
 // As many places for new state as the host can fill during backward, or as fit beside `host_bytes` that the state
 // takes; whether or not the step is shorter with all of them: a place saves the host the second pass of a preview.
 std::int64_t choose_undo_buckets(const PlacementInputs& inputs, int device_units, std::int64_t keep,

@@ -12,13 +12,13 @@ bool StepPlay::may_start(const DeviceOp& op) {
   };
   if (op.unit < 0) return true;
   if (op.work == SimulatedWork::forward && op.first) {
-    if (needed_at_[at(op.unit)] < 0) needed_at_[at(op.unit)] = phase_;
-    if (run_.schedule == Schedule::synchronous && op.unit == 0 && !schedule_.finished())
-      return wait_for(WaitReason::host);
     if (op.unit == 0 && run_.late_embedding) {
       waits_for_rows_ = now_ < run_.rows_seconds();
       return waits_for_rows_ ? wait_for(WaitReason::host) : true;
     }
+    if (needed_at_[at(op.unit)] < 0) needed_at_[at(op.unit)] = phase_;
+    if (run_.schedule == Schedule::synchronous && op.unit == 0 && !schedule_.finished())
+      return wait_for(WaitReason::host);
     if (!has_final_weights(op.unit)) return wait_for(WaitReason::host);
     if (!pieces_.all_of(op.unit, [&](int i) { return on_the_way_[at(i)] == 0; })) return wait_for(WaitReason::link);
   }

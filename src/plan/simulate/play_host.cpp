@@ -35,8 +35,7 @@ StepTimes StepPlay::times() const {
 void StepPlay::measure_shares() {
   const double first = first_forward_seconds(forward_seconds_, backward_seconds_, run_.micro_batches);
   for (std::size_t u = 0; u < run_.units.size(); ++u) {
-    if (needed_at_[u] >= 0 && first > 0 && !(run_.late_embedding && u == 0))
-      shares_.needed[u] = std::min(1.0, needed_at_[u] / first);
+    if (needed_at_[u] >= 0 && first > 0) shares_.needed[u] = std::min(1.0, needed_at_[u] / first);
     if (landed_at_[u] >= 0 && backward_seconds_ > 0)
       shares_.left[u] = std::clamp(1 - landed_at_[u] / backward_seconds_, 0.0, 1.0);
   }
