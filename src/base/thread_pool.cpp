@@ -152,6 +152,7 @@ struct ThreadPool::State {
   // The current job; written before `word` names it, while no worker is in one.
   alignas(64) const std::function<void(std::int64_t, std::int64_t)>* body = nullptr;
   const std::function<void(int)>* worker_body = nullptr;
+  const std::function<void()>* meanwhile = nullptr;  // the caller's; null: none
   std::int64_t count = 0, grain = 1;
 
   std::mutex error_mutex;
@@ -189,6 +190,7 @@ struct ThreadPool::State {
   void work(int worker) {
     try {
       delay_point();
+      if (worker == 0 && meanwhile) (*meanwhile)();
       if (worker_body) (*worker_body)(worker);
       while (!worker_body) {
         const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
@@ -279,16 +281,19 @@ void ThreadPool::keep_caller_off() const {
 }
 
 void ThreadPool::parallel_for(std::int64_t count, std::int64_t grain,
-                              const std::function<void(std::int64_t, std::int64_t)>& body) {
+                              const std::function<void(std::int64_t, std::int64_t)>& body,
+                              const std::function<void()>& meanwhile) {
   SO_CHECK(grain > 0, "grain {}", grain);
   if (count <= 0) return;
   if (count <= grain || state_->threads.empty()) {
+    if (meanwhile) meanwhile();
     for (std::int64_t begin = 0; begin < count; begin += grain) body(begin, std::min(count, begin + grain));
     return;
   }
   std::lock_guard turn(state_->turn);
   state_->worker_body = nullptr;
   state_->body = &body;
+  state_->meanwhile = meanwhile ? &meanwhile : nullptr;
   state_->count = count;
   state_->grain = grain;
   state_->launch_and_wait();
@@ -297,6 +302,7 @@ void ThreadPool::parallel_for(std::int64_t count, std::int64_t grain,
 void ThreadPool::for_each_worker(const std::function<void(int)>& body) {
   std::lock_guard turn(state_->turn);
   state_->worker_body = &body;
+  state_->meanwhile = nullptr;
   state_->launch_and_wait();
 }
 

@@ -54,8 +54,10 @@ class ThreadPool {
   // Runs body(begin, end) over [0, count) cut in pieces of `grain` (the last may be shorter). Returns when all are
   // done. The first exception a piece throws is rethrown here, after all pieces that had begun have ended; the others
   // are not run.
-  void parallel_for(std::int64_t count, std::int64_t grain,
-                    const std::function<void(std::int64_t, std::int64_t)>& body);
+  // `meanwhile`: what the caller does before it takes part, while the others have begun. It is small beside the job,
+  // does not use the pool, and whatever it throws counts as a piece's exception.
+  void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body,
+                    const std::function<void()>& meanwhile = {});
 
   // Runs body(worker) once for each worker in [0, size()), worker w always on the same thread (0 is the caller).
   // For first touch of memory and per-worker ranges.

@@ -49,7 +49,7 @@ void BucketUpdate::in_place(const Bucket& bucket, const AdamWSteps& steps, Tenso
                [&](const AdamWSteps::Run& run, const GradientSpan& g, const WeightSpan& w) {
                  if (run.step == nullptr) return copy_weights(bucket, run.range, w);
                  const AdamWState state = state_.at(bucket, run.range.begin);
-                 adamw_update_parallel(pool_, *run.step, run.decay, g, state, state, w);
+                 adamw_update_parallel(pool_, *run.step, run.decay, g, state, state, w, meanwhile_);
                });
 }
 
@@ -63,16 +63,16 @@ void BucketUpdate::beside(int place, const Bucket& bucket, const AdamWSteps& ste
                    return copy_weights(bucket, run.range, w);
                  }
                  adamw_update_parallel(pool_, *run.step, run.decay, g, state_.at(bucket, run.range.begin),
-                                       state_.beside(place, bucket, run.range.begin), w);
+                                       state_.beside(place, bucket, run.range.begin), w, meanwhile_);
                });
 }
 
 void BucketUpdate::preview(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights) const {
-  for_each_run(bucket, steps, gradient, weights,
-               [&](const AdamWSteps::Run& run, const GradientSpan& g, const WeightSpan& w) {
-                 if (run.step == nullptr) return copy_weights(bucket, run.range, w);
-                 adamw_preview_parallel(pool_, *run.step, run.decay, g, state_.at(bucket, run.range.begin), w);
-               });
+  for_each_run(
+      bucket, steps, gradient, weights, [&](const AdamWSteps::Run& run, const GradientSpan& g, const WeightSpan& w) {
+        if (run.step == nullptr) return copy_weights(bucket, run.range, w);
+        adamw_preview_parallel(pool_, *run.step, run.decay, g, state_.at(bucket, run.range.begin), w, meanwhile_);
+      });
 }
 
 void BucketUpdate::preview_rows(std::span<const Bucket> buckets, const AdamWSteps& steps, Range parameter,

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <utility>
 
 #include "base/tensor.h"
 #include "base/thread_pool.h"
@@ -18,8 +20,10 @@ namespace so {
 // Gradients are fp32 or bf16 [bucket]; weights, of the same length, are written between the bucket's paddings.
 class BucketUpdate {
  public:
-  BucketUpdate(ThreadPool& pool, const ParameterLayout& layout, OptimizerState& state)
-      : pool_(pool), layout_(layout), state_(state) {}
+  // `meanwhile`: what the calling thread does while the pool's others have begun an update; see
+  // ThreadPool::parallel_for(). An update of several parameters calls it several times, one of none never.
+  BucketUpdate(ThreadPool& pool, const ParameterLayout& layout, OptimizerState& state, std::function<void()> meanwhile)
+      : pool_(pool), layout_(layout), state_(state), meanwhile_(std::move(meanwhile)) {}
 
   // State and weights.
   void in_place(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights) const;
@@ -51,6 +55,7 @@ class BucketUpdate {
   ThreadPool& pool_;
   const ParameterLayout& layout_;
   OptimizerState& state_;
+  const std::function<void()> meanwhile_;
 };
 
 }  // namespace so

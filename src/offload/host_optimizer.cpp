@@ -36,7 +36,7 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
     : pool_(pool),
       buckets_(buckets),
       state_(state),
-      update_(pool, layout, state),
+      update_(pool, layout, state, [this] { meanwhile(); }),
       weights_(weights),
       gradients_(gradients),
       gate_(gate),
@@ -271,7 +271,14 @@ double HostOptimizer::link_preview_seconds() const {
 
 bool HostOptimizer::prepare() {
   open_late_if_read();
-  const int index = schedule_.take();
+  bool adopted = false;
+  int index = schedule_.take();
+  // To adopt is no work, and there are hundreds: they are not worth a turn each.
+  for (; index >= 0 && schedule_.task_of(index) == HostTask::adopt && !gate_.pending(index); index = schedule_.take()) {
+    schedule_.complete(index, schedule_.begin(index));
+    adopted = true;
+  }
+  if (adopted) changed_.notify_all();
   if (index < 0) return false;
   Entry& e = entry(index);
   Work work{index, nullptr};
@@ -293,7 +300,8 @@ void HostOptimizer::run() {
         std::unique_lock lock(mutex_);
         for (;;) {
           if (stop_ || error_) return;
-          while (in_hand_.size() < HostSchedule::hands && prepare()) {
+          // Otherwise the next update is ready to begin, and meanwhile() takes more in hand.
+          while (!ended_ && in_hand_.size() < HostSchedule::hands && prepare()) {
           }
           if (!in_hand_.empty()) break;
           wait_for_work(lock);
@@ -355,29 +363,54 @@ void HostOptimizer::perform(const Work& work) {
   const int place = schedule_.place_of(work.index);
   lock.unlock();
 
-  double adam = 0;
-  const std::string name = tracing() ? fmt::format("{} {}", name_of(task), work.index) : "";
-  const TraceSpan span(name);
   const bool changes_state = task == HostTask::update || task == HostTask::follow || task == HostTask::adopt;
   if (changes_state && gate_.pending(work.index)) {
+    hand_over();  // a save may take its time, and the last bucket's weights may be needed now
     clock_.enter(HostTime::checkpoint);
     gate_.wait(work.index);
     clock_.enter(HostTime::other);
   }
+  double seconds = 0;
   if (task != HostTask::adopt && task != HostTask::none) {
+    const std::string name = tracing() ? fmt::format("{} {}", name_of(task), work.index) : "";
+    const TraceSpan span(name);
     const bool is_adamw = task != HostTask::restore;
     if (is_adamw) clock_.enter(HostTime::adamw);
     update(b, *work.slot, task, place, steps);
-    if (is_adamw) adam = clock_.enter(HostTime::other);
-    if (task != HostTask::follow) give(b, *work.slot);
+    if (is_adamw) seconds = clock_.enter(HostTime::other);
   }
+  hand_over();  // unless meanwhile() has
+  ended_ = Ended{work, task, seconds};
+  if (!next_is_ready()) hand_over();
+}
 
+void HostOptimizer::meanwhile() {
+  hand_over();
+  const std::lock_guard lock(mutex_);
+  if (stop_ || error_) return;
+  if (in_hand_.size() + 1 < HostSchedule::hands) prepare();
+  for (Work& next : in_hand_)
+    if (next.slot) next.slot_free = next.slot->weights_gone->done();
+}
+
+void HostOptimizer::hand_over() {
+  if (!ended_) return;
+  const auto [work, task, seconds] = *std::exchange(ended_, std::nullopt);
+  Bucket& b = bucket(work.index);
+  if (task != HostTask::adopt && task != HostTask::none && task != HostTask::follow) give(b, *work.slot);
   delay_point();
-  lock.lock();
-  if (adam > 0) pace_.add(task, adam, b.own().size());
-  schedule_.complete(work.index, task);
-  lock.unlock();
+  {
+    const std::lock_guard lock(mutex_);
+    if (seconds > 0) pace_.add(task, seconds, b.own().size());
+    schedule_.complete(work.index, task);
+  }
   changed_.notify_all();
+}
+
+bool HostOptimizer::next_is_ready() {
+  if (in_hand_.empty()) return false;
+  const Work& next = in_hand_.front();
+  return next.slot && next.slot_free && entry(next.index).fetched->done();
 }
 
 void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,

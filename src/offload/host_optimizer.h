@@ -12,6 +12,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -161,19 +162,32 @@ class HostOptimizer {
   };
   struct Work {
     int index = -1;
-    StagingRing::Slot* slot = nullptr;
+    StagingRing::Slot* slot = nullptr;  // none for what is adopted, once a save has read it
+    bool slot_free = false;             // the weights that lay in it have been seen to have gone
+  };
+  // Work that is done and not yet handed over.
+  struct Ended {
+    Work work;
+    HostTask task = HostTask::none;
+    double adamw_seconds = 0;
   };
 
   void run();
   void run_link();  // link_thread.cpp
   // Waits until the link has work to do; false when there will be none. `task` has a bucket if one can be begun.
   bool next_over_link(LinkTask& task);
-  bool prepare();  // takes the most urgent bucket in hand; false if there is none
+  bool prepare();  // adopts what is the most urgent, takes the next in hand; false if there is none
   // Waits until there may be something to take. `lock` is of mutex_.
   void wait_for_work(std::unique_lock<std::mutex>& lock);
   // Waits for what the bucket's task reads and writes.
   void wait_for_slot(const Work& work);
   void perform(const Work& work);
+  // What must not keep the pool from the next update, and so is done once that has begun: hands the last one over, and
+  // takes another in hand.
+  void meanwhile();
+  void hand_over();  // enqueues the last bucket's weights, and tells the schedule; nothing if that has been done
+  // Whether the next bucket in hand could begin at once.
+  bool next_is_ready();
   void update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place, const AdamWSteps& steps);
   void give(const Bucket& bucket, StagingRing::Slot& slot);
   std::size_t gradient_bytes(const Bucket& bucket) const {
@@ -227,7 +241,8 @@ class HostOptimizer {
   std::vector<Entry> entries_;  // by bucket; events are null for those of others
   AdamWSteps unclipped_, final_;
   Event* late_read_ = nullptr;  // open_late()'s, until late buckets are open
-  std::deque<Work> in_hand_;
+  std::deque<Work> in_hand_;    // this and the next belong to the host's thread
+  std::optional<Ended> ended_;  // what hand_over() has to do
   bool stop_ = false;
   std::exception_ptr error_;
   HostPace pace_, link_pace_;

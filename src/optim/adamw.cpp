@@ -176,17 +176,19 @@ void run(const Update& u, std::size_t begin, std::size_t end) {
   u.kernel(piece);
 }
 
-void run_parallel(ThreadPool& pool, const Update& u, const char* name) {
+void run_parallel(ThreadPool& pool, const Update& u, const char* name, const std::function<void()>& meanwhile) {
   if (u.whole.count == 0) return;
   const TraceSpan span(name);
   // Where the first element is not on a boundary, the grid starts before it, so that pieces meet on boundaries.
   const auto count = static_cast<std::int64_t>(u.whole.count);
   const std::int64_t shift = u.whole.head == 0 ? 0 : kLineElements - static_cast<std::int64_t>(u.whole.head);
-  pool.parallel_for(count + shift, chosen_tile.load(std::memory_order_relaxed),
-                    [&](std::int64_t begin, std::int64_t end) {
-                      run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)),
-                          static_cast<std::size_t>(end - shift));
-                    });
+  pool.parallel_for(
+      count + shift, chosen_tile.load(std::memory_order_relaxed),
+      [&](std::int64_t begin, std::int64_t end) {
+        run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)),
+            static_cast<std::size_t>(end - shift));
+      },
+      meanwhile);
 }
 
 }  // namespace
@@ -233,8 +235,9 @@ void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, Adam
 }
 
 void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
-                           AdamWStateView in, AdamWState out, WeightSpan weights) {
-  run_parallel(pool, prepare(step, decay, gradient, in, &out, weights), "AdamW");
+                           AdamWStateView in, AdamWState out, WeightSpan weights,
+                           const std::function<void()>& meanwhile) {
+  run_parallel(pool, prepare(step, decay, gradient, in, &out, weights), "AdamW", meanwhile);
 }
 
 void adamw_preview(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, WeightSpan weights) {
@@ -243,8 +246,8 @@ void adamw_preview(const AdamWStep& step, bool decay, GradientSpan gradient, Ada
 }
 
 void adamw_preview_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
-                            AdamWStateView in, WeightSpan weights) {
-  run_parallel(pool, prepare(step, decay, gradient, in, nullptr, weights), "AdamW preview");
+                            AdamWStateView in, WeightSpan weights, const std::function<void()>& meanwhile) {
+  run_parallel(pool, prepare(step, decay, gradient, in, nullptr, weights), "AdamW preview", meanwhile);
 }
 
 std::vector<std::string> adamw_instruction_sets() {

@@ -33,6 +33,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -108,16 +109,18 @@ using WeightSpan = std::variant<std::monostate, std::span<float>, std::span<bf16
 void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, AdamWState out,
                   WeightSpan weights = {});
 
-// The same bits, by all threads of the pool; pieces meet at cache-line boundaries. Blocks until done.
+// The same bits, by all threads of the pool; pieces meet at cache-line boundaries. Blocks until done. `meanwhile` is
+// ThreadPool::parallel_for()'s.
 void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
-                           AdamWStateView in, AdamWState out, WeightSpan weights = {});
+                           AdamWStateView in, AdamWState out, WeightSpan weights = {},
+                           const std::function<void()>& meanwhile = {});
 
 // The weights that adamw_update would write, to the bit, and nothing else: the state is only read, so a speculation
 // that fails is forgotten at no cost, and one that holds is followed by the update itself. Moves 16 to 20 bytes an
 // element, an update 28 to 32. Weights must be given; large ones are stored past the cache; all else as above.
 void adamw_preview(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, WeightSpan weights);
 void adamw_preview_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
-                            AdamWStateView in, WeightSpan weights);
+                            AdamWStateView in, WeightSpan weights, const std::function<void()>& meanwhile = {});
 
 // ---- For tests and benchmarks; the choice is global, and without it the best one is taken. ----
 

@@ -43,6 +43,52 @@ TEST(ThreadPool, RethrowsTheFirstErrorAndStaysUsable) {
   EXPECT_EQ(sum, 4950);
 }
 
+TEST(ThreadPool, TheCallerDoesSomethingElseOnceBeforeItTakesPart) {
+  for (const int threads : {1, 3}) {
+    std::vector<int> cpus(static_cast<std::size_t>(threads));
+    std::iota(cpus.begin(), cpus.end(), 0);
+    ThreadPool pool("test", cpus, false);
+    const std::thread::id caller = std::this_thread::get_id();
+    int calls = 0;
+    std::atomic<int> hits{0}, early{0};
+    const auto body = [&](std::int64_t begin, std::int64_t end) {
+      hits += static_cast<int>(end - begin);
+      if (std::this_thread::get_id() == caller && calls == 0) ++early;
+    };
+    const auto meanwhile = [&] {
+      EXPECT_EQ(std::this_thread::get_id(), caller);
+      ++calls;
+    };
+    pool.parallel_for(100, 7, body, meanwhile);
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(hits, 100);
+    EXPECT_EQ(early, 0);
+    // It belongs to that job alone.
+    pool.parallel_for(100, 7, body);
+    pool.for_each_worker([](int) {});
+    EXPECT_EQ(calls, 1);
+    // One piece, or none.
+    pool.parallel_for(5, 7, body, meanwhile);
+    EXPECT_EQ(calls, 2);
+    pool.parallel_for(0, 7, body, meanwhile);
+    EXPECT_EQ(calls, 2);
+  }
+}
+
+TEST(ThreadPool, WhatTheCallerThrowsMeanwhileArrivesWhenTheOthersHaveEnded) {
+  ThreadPool pool("test", {0, 1}, false);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<int> hits(64, 0);  // gone when the call has returned
+    EXPECT_THROW(pool.parallel_for(
+                     64, 1, [&](std::int64_t begin, std::int64_t) { ++hits[static_cast<std::size_t>(begin)]; },
+                     [] { throw std::runtime_error("x"); }),
+                 std::runtime_error);
+  }
+  std::atomic<int> sum{0};
+  pool.parallel_for(100, 1, [&](std::int64_t i, std::int64_t) { sum += static_cast<int>(i); });
+  EXPECT_EQ(sum, 4950);
+}
+
 // The same for a pool that sleeps between jobs, one that spins a while, and one that spins long.
 class ThreadPoolSpin : public ::testing::TestWithParam<std::chrono::microseconds> {
  protected:

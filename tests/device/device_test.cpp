@@ -244,6 +244,7 @@ TEST_F(DeviceTest, AnEventNeverRecordedHoldsNobody) {
 TEST_F(DeviceTest, AThreadWaitsForAnEventInAnyWay) {
   for (const Waiting waiting : {Waiting::spins, Waiting::sleeps, Waiting::yields}) {
     SCOPED_TRACE(static_cast<int>(waiting));
+    const auto device = test::make_test_device(pool);  // its own, since a failure stays
     auto stream = device->create_stream("a");
     auto event = device->create_event(Timing::off, waiting);
     event->synchronize();  // nothing was recorded
@@ -255,6 +256,14 @@ TEST_F(DeviceTest, AThreadWaitsForAnEventInAnyWay) {
     stream->record(*event);
     event->synchronize();
     EXPECT_EQ(value, 1);
+    EXPECT_TRUE(event->done());
+    stream->host("set", [&] {
+      nap();
+      value = 2;
+    });
+    stream->record(*event);  // moves it: what was seen of the former record no longer counts
+    event->synchronize();
+    EXPECT_EQ(value, 2);
     stream->host("fail", [] {
       nap();
       throw Error("first");

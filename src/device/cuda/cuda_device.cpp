@@ -2,6 +2,7 @@
 #include "device/cuda/cuda_device.h"
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <map>
@@ -67,16 +68,23 @@ class CudaEvent final : public Event {
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
   void synchronize() override {
-    const TraceSpan span("wait for an event", TraceKind::wait);
-    while (waiting_ == Waiting::yields && !done())
-      for (int i = 0; i < yields; ++i) std::this_thread::yield();
-    SO_CUDA(cudaEventSynchronize(event_));
-    if (recorded_) failure_.rethrow();
+    if (!done()) {
+      const TraceSpan span("wait for an event", TraceKind::wait);
+      while (waiting_ == Waiting::yields && !done())
+        for (int i = 0; i < yields; ++i) std::this_thread::yield();
+      SO_CUDA(cudaEventSynchronize(event_));
+    }
+    if (records_.load() > 0) failure_.rethrow();
   }
+  // A look takes the driver's locks, for which the thread that launches kernels competes, so one that found the work
+  // done is remembered until the next record().
   bool done() const override {
+    const std::uint64_t record = records_.load();
+    if (reached_.load() == record) return true;
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) return false;
     cuda_check(status, "cudaEventQuery");
+    reached_.store(record);
     return true;
   }
   double seconds_since(const Event& earlier) const override {
@@ -84,7 +92,7 @@ class CudaEvent final : public Event {
     SO_CHECK(own, "not a CUDA event");
     for (const CudaEvent* event : {own, this}) {
       SO_CHECK(event->timing_ == Timing::on, "an event made without timing");
-      SO_CHECK(event->recorded_, "an event never recorded has no time");
+      SO_CHECK(event->records_.load() > 0, "an event never recorded has no time");
       SO_CHECK(event->done(), "the work before an event has not run");
     }
     failure_.rethrow();
@@ -94,16 +102,18 @@ class CudaEvent final : public Event {
   }
 
   cudaEvent_t get() const { return event_; }
-  void recorded() { recorded_ = true; }
+  // After cudaEventRecord(): whoever looked before that has not seen the new record.
+  void recorded() { records_.fetch_add(1); }
 
  private:
-  static constexpr int yields = 16;  // between looks, which take the driver's locks
+  static constexpr int yields = 16;  // between looks
 
   cudaEvent_t event_ = nullptr;
   const Failure& failure_;
   const Timing timing_;
   const Waiting waiting_;
-  bool recorded_ = false;
+  std::atomic<std::uint64_t> records_{0};          // made so far
+  mutable std::atomic<std::uint64_t> reached_{0};  // the last of them whose work was seen to have run
 };
 
 CudaEvent& cuda(Event& event) {
