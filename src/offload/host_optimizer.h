@@ -183,7 +183,8 @@ class HostOptimizer {
   void wait_for_slot(const Work& work);
   void perform(const Work& work);
   // What must not keep the pool from the next update, and so is done once that has begun: hands the last one over, and
-  // takes another in hand.
+  // takes another in hand. The pool is taken until it returns, so it waits for no thread that may want the pool, and
+  // for no device work: what it enqueues is never more than the ring's slots hold.
   void meanwhile();
   void hand_over();  // enqueues the last bucket's weights, and tells the schedule; nothing if that has been done
   // Whether the next bucket in hand could begin at once.
