@@ -127,7 +127,7 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
   }
-  // Of a late embedding the first pass needs rows alone, and the whole is not awaited before it.
+  // The first pass needs only rows of a late embedding, and does not wait for the whole.
   if (!late_rows_ || unit != 0) passes_.need(unit, stream);
   if (!here) waits_.begin(stream, sent ? weights.reason() : WaitReason::host);
   for (const Bucket& bucket : buckets) {  // also if all are here: a copy that failed must stop this stream too

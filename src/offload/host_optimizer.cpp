@@ -389,8 +389,7 @@ void HostOptimizer::meanwhile() {
   const std::lock_guard lock(mutex_);
   if (stop_ || error_) return;
   if (in_hand_.size() + 1 < HostSchedule::hands) prepare();
-  for (Work& next : in_hand_)
-    if (next.slot) next.slot_free = next.slot->weights_gone->done();
+  next_is_ready();  // events that it sees reached need no look between the two updates
 }
 
 void HostOptimizer::hand_over() {
@@ -407,10 +406,10 @@ void HostOptimizer::hand_over() {
   changed_.notify_all();
 }
 
-bool HostOptimizer::next_is_ready() {
+bool HostOptimizer::next_is_ready() const {
   if (in_hand_.empty()) return false;
   const Work& next = in_hand_.front();
-  return next.slot && next.slot_free && entry(next.index).fetched->done();
+  return next.slot && next.slot->weights_gone->done() && entry(next.index).fetched->done();
 }
 
 void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,

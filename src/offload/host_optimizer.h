@@ -163,7 +163,6 @@ class HostOptimizer {
   struct Work {
     int index = -1;
     StagingRing::Slot* slot = nullptr;  // none for what is adopted, once a save has read it
-    bool slot_free = false;             // the weights that lay in it have been seen to have gone
   };
   // Work that is done and not yet handed over.
   struct Ended {
@@ -182,13 +181,13 @@ class HostOptimizer {
   // Waits for what the bucket's task reads and writes.
   void wait_for_slot(const Work& work);
   void perform(const Work& work);
-  // What must not keep the pool from the next update, and so is done once that has begun: hands the last one over, and
-  // takes another in hand. The pool is taken until it returns, so it waits for no thread that may want the pool, and
-  // for no device work: what it enqueues is never more than the ring's slots hold.
+  // This hands the last update over and takes another bucket in hand once the next update has begun, so that it does
+  // not keep the pool from that. The pool is taken until it returns, so it waits for no thread that may want the pool,
+  // and for no device work: what it enqueues is never more than the ring's slots hold.
   void meanwhile();
   void hand_over();  // enqueues the last bucket's weights, and tells the schedule; nothing if that has been done
   // Whether the next bucket in hand could begin at once.
-  bool next_is_ready();
+  bool next_is_ready() const;
   void update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place, const AdamWSteps& steps);
   void give(const Bucket& bucket, StagingRing::Slot& slot);
   std::size_t gradient_bytes(const Bucket& bucket) const {
