@@ -23,6 +23,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/cpus.h"
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
@@ -238,7 +239,7 @@ int main_bench(int argc, char** argv) {
         c.bytes = 2 * (half ? 2 : 4) + (writes == Writes::preview ? 1 : 2) * states;
         c.run = [=, &pool] {
           if (writes == Writes::preview)
-            adamw_preview_parallel(pool, step, true, gradient, state, weights);
+            pool.run(adamw_preview_work(step, true, gradient, state, weights));
           else
             adamw_update_parallel(pool, step, true, gradient, state, out, weights);
         };

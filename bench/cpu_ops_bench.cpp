@@ -17,6 +17,7 @@
 #include <random>
 #include <vector>
 
+#include "base/cpus.h"
 #include "base/thread_pool.h"
 #include "ops/cpu/attention.h"
 #include "ops/cpu/cross_entropy.h"

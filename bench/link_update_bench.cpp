@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/cpus.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/device.h"

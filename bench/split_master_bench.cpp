@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "base/cpus.h"
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/thread_pool.h"

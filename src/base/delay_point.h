@@ -1,5 +1,5 @@
 // Places where threads meet, and where a test may hold a thread up to see orders of events that a quiet machine never
-// shows: before the work of a stream, before and after a worker's part in a job.
+// shows: before the work of a stream, before and after a piece of a job.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,5 @@
 #include "base/thread_pool.h"
 
-#include <hwloc.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -8,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <climits>
 #include <exception>
@@ -15,89 +15,25 @@
 #include <thread>
 #include <utility>
 
+#include "base/cpus.h"
 #include "base/delay_point.h"
 #include "base/error.h"
 
 namespace so {
-
 namespace {
 
-// Returns the CPUs that the calling thread may use; none if the system does not say.
-cpu_set_t own_cpus() {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0) CPU_ZERO(&mask);
-  return mask;
+std::int64_t pieces_of(std::int64_t count, std::int64_t grain) { return count <= 0 ? 0 : (count - 1) / grain + 1; }
+
+void run_piece(const ParallelWork& work, std::int64_t piece) {
+  const std::int64_t begin = piece * work.grain;
+  work.body(begin, std::min(work.count, begin + work.grain));
 }
-
-}  // namespace
-
-std::vector<std::vector<int>> usable_cores() {
-  const cpu_set_t mask = own_cpus();
-  if (CPU_COUNT(&mask) == 0) return {{0}};
-  std::vector<std::vector<int>> cores;
-  hwloc_topology_t topology;
-  hwloc_topology_init(&topology);
-  hwloc_topology_load(topology);
-  for (hwloc_obj_t core = nullptr; (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)) != nullptr;) {
-    std::vector<int> cpus;
-    for (int cpu = hwloc_bitmap_first(core->cpuset); cpu >= 0; cpu = hwloc_bitmap_next(core->cpuset, cpu))
-      if (cpu < CPU_SETSIZE && CPU_ISSET(cpu, &mask)) cpus.push_back(cpu);
-    if (!cpus.empty()) cores.push_back(std::move(cpus));
-  }
-  hwloc_topology_destroy(topology);
-  if (cores.empty()) {  // a machine whose cores hwloc cannot see
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-      if (CPU_ISSET(cpu, &mask)) cores.push_back({cpu});
-  }
-  return cores;
-}
-
-namespace {
-
-// One hardware thread per core, then their siblings.
-std::vector<int> by_core(std::span<const std::vector<int>> cores) {
-  std::vector<int> first, siblings;
-  for (const std::vector<int>& core : cores) {
-    first.push_back(core.front());
-    siblings.insert(siblings.end(), core.begin() + 1, core.end());
-  }
-  first.insert(first.end(), siblings.begin(), siblings.end());
-  return first;
-}
-
-constexpr std::size_t cores_to_spare_one = 4;  // with fewer, a core is too large a part of the whole
-
-}  // namespace
-
-std::vector<int> usable_cpus() { return by_core(usable_cores()); }
-
-std::vector<int> host_worker_cpus(std::span<const std::vector<int>> cores, int threads) {
-  SO_CHECK(!cores.empty() && threads >= 0, "{} threads on {} cores", threads, cores.size());
-  if (cores.size() < cores_to_spare_one) {
-    std::vector<int> cpus = by_core(cores);
-    if (threads > 0) cpus.resize(std::min(cpus.size(), static_cast<std::size_t>(threads)));
-    return cpus;
-  }
-  std::vector<int> cpus = by_core(cores.subspan(1));
-  if (threads == 0) return cpus;
-  cpus.insert(cpus.end(), cores[0].begin(), cores[0].end());
-  cpus.resize(std::min(cpus.size(), static_cast<std::size_t>(threads)));
-  return cpus;
-}
-
-namespace {
 
 void pin(pthread_t thread, int cpu) {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   CPU_SET(cpu, &mask);
   pthread_setaffinity_np(thread, sizeof mask, &mask);  // best effort: a refusal costs speed only
-}
-
-std::size_t count_usable_cpus() {
-  const cpu_set_t mask = own_cpus();
-  return static_cast<std::size_t>(std::max(1, CPU_COUNT(&mask)));
 }
 
 void relax() {
@@ -130,124 +66,188 @@ class Bell {
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
-// All workers watch this one word, so that joining a job and its end exclude each other: how many are in the job,
-// flags, and the number of the job.
-constexpr std::uint64_t worker_unit = 1, workers_mask = 0xffff;
-constexpr std::uint64_t open_flag = 0x10000;      // workers may still join
-constexpr std::uint64_t everyone_flag = 0x20000;  // all have been counted in from the start
-constexpr std::uint64_t stop_flag = 0x40000;      // no more jobs
-constexpr std::uint64_t job_unit = 0x80000;
+// The first error of several threads.
+class FirstError {
+ public:
+  void keep(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+  }
+  std::exception_ptr take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(error_, nullptr);
+  }
 
-std::uint64_t job_of(std::uint64_t word) { return word / job_unit; }
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
 
 }  // namespace
 
+ParallelWork all_of(std::vector<ParallelWork> parts) {
+  std::erase_if(parts, [](const ParallelWork& part) { return part.count <= 0; });
+  if (parts.empty()) return {};
+  if (parts.size() == 1) return std::move(parts.front());
+  std::vector<std::int64_t> ends;
+  for (const ParallelWork& part : parts)
+    ends.push_back((ends.empty() ? 0 : ends.back()) + pieces_of(part.count, part.grain));
+  const std::int64_t pieces = ends.back();
+  return {pieces, 1, [parts = std::move(parts), ends = std::move(ends)](std::int64_t piece, std::int64_t) {
+            const auto part = std::upper_bound(ends.begin(), ends.end(), piece) - ends.begin();
+            run_piece(parts[static_cast<std::size_t>(part)], piece - (part == 0 ? 0 : *(ends.begin() + part - 1)));
+          }};
+}
+
+// Room for one job after another. A thread may come here for a piece of a job that is over: then it gets none, or one
+// of the job that has the slot now. Whether it got one, `left` alone tells, so that it reads the rest only while that
+// job cannot end.
+struct ThreadPool::Slot {
+  alignas(64) std::atomic<std::int64_t> left{0};     // pieces that nobody has taken; none if it is not positive
+  alignas(64) std::atomic<std::int64_t> unended{0};  // pieces that have not ended
+  // Written while no thread can have a piece, before `left` is.
+  alignas(64) ParallelWork work;
+  std::int64_t pieces = 0;
+  FirstError error;
+  std::atomic<bool> taken{false};  // by a job that has not been finished
+};
+
 struct ThreadPool::State {
-  std::mutex turn;  // held by the caller for the length of one job
-
-  alignas(64) std::atomic<std::uint64_t> word{0};
+  // Jobs are numbered. Those from `oldest` to `next` may have pieces left; of job i, order[i % most_jobs] is the slot.
+  // Where that has been finished and a later job has it, that one's pieces are taken early, which does no harm.
+  alignas(64) std::atomic<std::uint64_t> oldest{0};
+  alignas(64) std::atomic<std::uint64_t> next{0};
+  std::atomic<std::uint64_t> everyone{0};  // calls of for_each_worker() so far
+  std::atomic<bool> stop{false};
   Bell started, ended;
-  alignas(64) std::atomic<std::int64_t> next{0};  // the first index that nobody has taken
+  std::array<std::atomic<Slot*>, most_jobs> order{};
+  std::array<Slot, most_jobs> slots;
+  std::mutex beginning;  // held by a thread that lines its job up
 
-  // The current job; written before `word` names it, while no worker is in one.
-  alignas(64) const std::function<void(std::int64_t, std::int64_t)>* body = nullptr;
-  const std::function<void(int)>* worker_body = nullptr;
-  const std::function<void()>* meanwhile = nullptr;  // the caller's; null: none
-  std::int64_t count = 0, grain = 1;
-
-  std::mutex error_mutex;
-  std::exception_ptr error;  // the job's first; guarded by error_mutex
+  std::mutex everyone_turn;  // held for the length of a for_each_worker()
+  const std::function<void(int)>* everyone_body = nullptr;
+  std::atomic<std::size_t> everyone_unended{0};
+  FirstError everyone_error;
 
   std::vector<int> cpus;
   bool pinned = false;
   std::chrono::microseconds spin{0};
   std::vector<std::thread> threads;
 
-  // Waits until `reached(word)`, first spinning, then asleep on `bell`, which rings after `word` has changed so.
+  // Waits until `reached()`, first spinning, then asleep on `bell`, which rings after it has become true.
   template <class Reached>
-  std::uint64_t wait(Bell& bell, Reached reached) {
-    std::uint64_t now = word.load();
-    if (spin.count() > 0 && !reached(now)) {
+  void wait(Bell& bell, Reached reached) {
+    if (spin.count() > 0 && !reached()) {
       const auto end = std::chrono::steady_clock::now() + spin;
       do {
-        for (int i = 0; i < 32 && !reached(now); ++i) {
-          relax();
-          now = word.load();
-        }
-        if (!reached(now)) std::this_thread::yield();  // whom this thread waits for may want the same CPU
-      } while (!reached(now) && std::chrono::steady_clock::now() < end);
+        for (int i = 0; i < 32 && !reached(); ++i) relax();
+        if (!reached()) std::this_thread::yield();  // whom this thread waits for may want the same CPU
+      } while (!reached() && std::chrono::steady_clock::now() < end);
     }
-    while (!reached(now)) {
+    while (!reached()) {
       const std::uint32_t rings = bell.count();
-      now = word.load();
-      if (reached(now)) break;
+      if (reached()) break;
       bell.sleep(rings);
-      now = word.load();
     }
-    return now;
+  }
+
+  bool take_from(Slot& slot) {
+    if (slot.left.load(std::memory_order_relaxed) <= 0) return false;
+    const std::int64_t left = slot.left.fetch_sub(1, std::memory_order_acq_rel);
+    if (left <= 0) return false;
+    std::int64_t count = 1;  // that end with this one
+    try {
+      delay_point();
+      run_piece(slot.work, slot.pieces - left);
+      delay_point();
+    } catch (...) {
+      slot.error.keep(std::current_exception());
+      count += std::max<std::int64_t>(slot.left.exchange(0), 0);
+    }
+    if (slot.unended.fetch_sub(count) == count) ended.ring();  // from here on the slot is another's
+    return true;
+  }
+
+  bool take_part() {
+    for (;;) {
+      std::uint64_t job = oldest.load();
+      if (job == next.load()) return false;
+      if (take_from(*order[job % most_jobs].load())) return true;
+      oldest.compare_exchange_strong(job, job + 1);  // or another thread has
+    }
+  }
+
+  Slot* take_slot() {
+    for (Slot& slot : slots)
+      if (!slot.taken.load(std::memory_order_relaxed) && !slot.taken.exchange(true)) return &slot;
+    return nullptr;
+  }
+
+  Slot& begin(ParallelWork work) {
+    Slot* slot = take_slot();
+    while (slot == nullptr) {
+      wait(ended, [&] { return std::any_of(slots.begin(), slots.end(), [](const Slot& s) { return !s.taken; }); });
+      slot = take_slot();
+    }
+    slot->work = std::move(work);
+    slot->pieces = pieces_of(slot->work.count, slot->work.grain);
+    slot->unended = slot->pieces;
+    slot->left.store(slot->pieces, std::memory_order_release);
+
+    const std::lock_guard lock(beginning);
+    const std::uint64_t job = next.load();
+    while (job - oldest.load() == most_jobs) take_part();  // at least one of so many has no piece left by now
+    order[job % most_jobs] = slot;
+    next = job + 1;
+    started.ring();
+    return *slot;
+  }
+
+  // Returns its error.
+  std::exception_ptr finish(Slot& slot) {
+    while (take_from(slot)) {
+    }
+    wait(ended, [&] { return slot.unended.load() == 0; });
+    std::exception_ptr error = slot.error.take();
+    slot.work.body = nullptr;
+    slot.taken = false;
+    ended.ring();
+    return error;
+  }
+
+  void run_everyone(int worker) {
+    try {
+      delay_point();
+      (*everyone_body)(worker);
+      delay_point();
+    } catch (...) {
+      everyone_error.keep(std::current_exception());
+    }
+    if (everyone_unended.fetch_sub(1) == 1) ended.ring();
   }
 
   void work(int worker) {
-    try {
-      delay_point();
-      if (worker == 0 && meanwhile) (*meanwhile)();
-      if (worker_body) (*worker_body)(worker);
-      while (!worker_body) {
-        const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-        if (begin >= count) break;
-        (*body)(begin, std::min(count, begin + grain));
-      }
-      delay_point();
-    } catch (...) {
-      next.store(count, std::memory_order_relaxed);
-      std::lock_guard lock(error_mutex);
-      if (!error) error = std::current_exception();
-    }
-  }
-
-  void run(int worker) {
     for (std::uint64_t seen = 0;;) {
-      std::uint64_t now = wait(started, [&](std::uint64_t w) { return (w & stop_flag) != 0 || job_of(w) != seen; });
-      if ((now & stop_flag) != 0) return;
-      if ((now & everyone_flag) == 0) {
-        if ((now & open_flag) == 0) {  // it ended before this worker came, and did not wait for it
-          seen = job_of(now);
-          continue;
-        }
-        if (!word.compare_exchange_strong(now, now + worker_unit)) continue;  // others came or it ended: look again
+      wait(started, [&] { return stop.load() || everyone.load() != seen || oldest.load() != next.load(); });
+      if (stop) return;
+      if (everyone.load() != seen) {
+        ++seen;
+        run_everyone(worker);
       }
-      seen = job_of(now);
-      work(worker);
-      const std::uint64_t left = word.fetch_sub(worker_unit) - worker_unit;
-      if ((left & (workers_mask | open_flag)) == 0) ended.ring();
+      take_part();
     }
   }
 
   void end_threads() {
-    word.fetch_or(stop_flag);
+    stop = true;
     started.ring();
     for (std::thread& thread : threads) thread.join();
     threads.clear();
-  }
-
-  // The job's fields are set, `turn` is held.
-  void launch_and_wait() {
-    const std::uint64_t job = job_of(word.load()) + 1;
-    const std::uint64_t flags = worker_body ? everyone_flag | threads.size() : open_flag;
-    error = nullptr;
-    next.store(0, std::memory_order_relaxed);
-    word.store(job * job_unit | flags);
-    started.ring();
-    work(0);
-    word.fetch_and(~open_flag);
-    wait(ended, [](std::uint64_t w) { return (w & workers_mask) == 0; });
-    if (error) std::rethrow_exception(std::exchange(error, nullptr));
   }
 };
 
 ThreadPool::ThreadPool(std::string name, std::vector<int> cpus, bool pinned, std::chrono::microseconds spin)
     : state_(std::make_unique<State>()) {
-  SO_CHECK(cpus.size() <= workers_mask, "{} workers", cpus.size());
   State& state = *state_;
   state.cpus = std::move(cpus);
   state.pinned = pinned;
@@ -255,7 +255,7 @@ ThreadPool::ThreadPool(std::string name, std::vector<int> cpus, bool pinned, std
   state.threads.reserve(state.cpus.size());
   try {
     for (std::size_t i = 1; i < state.cpus.size(); ++i) {
-      std::thread& thread = state.threads.emplace_back([&state, i] { state.run(static_cast<int>(i)); });
+      std::thread& thread = state.threads.emplace_back([&state, i] { state.work(static_cast<int>(i)); });
       pthread_setname_np(thread.native_handle(), fmt::format("{:.10}-{}", name, i).c_str());
       if (pinned) pin(thread.native_handle(), state.cpus[i]);
     }
@@ -275,35 +275,65 @@ void ThreadPool::pin_caller() const {
 
 void ThreadPool::keep_caller_off() const {
   if (!state_->pinned) return;
-  cpu_set_t mask = own_cpus();
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return;
   for (const int cpu : state_->cpus) CPU_CLR(cpu, &mask);
   if (CPU_COUNT(&mask) > 0) pthread_setaffinity_np(pthread_self(), sizeof mask, &mask);  // best effort, as pin()
 }
 
 void ThreadPool::parallel_for(std::int64_t count, std::int64_t grain,
-                              const std::function<void(std::int64_t, std::int64_t)>& body,
-                              const std::function<void()>& meanwhile) {
+                              const std::function<void(std::int64_t, std::int64_t)>& body) {
   SO_CHECK(grain > 0, "grain {}", grain);
   if (count <= 0) return;
   if (count <= grain || state_->threads.empty()) {
-    if (meanwhile) meanwhile();
     for (std::int64_t begin = 0; begin < count; begin += grain) body(begin, std::min(count, begin + grain));
     return;
   }
-  std::lock_guard turn(state_->turn);
-  state_->worker_body = nullptr;
-  state_->body = &body;
-  state_->meanwhile = meanwhile ? &meanwhile : nullptr;
-  state_->count = count;
-  state_->grain = grain;
-  state_->launch_and_wait();
+  finish(begin({count, grain, [&body](std::int64_t from, std::int64_t to) { body(from, to); }}));
 }
 
+ThreadPool::Job ThreadPool::begin(ParallelWork work) {
+  SO_CHECK(work.grain > 0, "grain {}", work.grain);
+  Job job;
+  if (work.count <= 0) return job;
+  job.pool_ = this;
+  job.slot_ = &state_->begin(std::move(work));
+  return job;
+}
+
+bool ThreadPool::take_part() { return state_->take_part(); }
+
+void ThreadPool::finish(Job job) {
+  if (job.slot_ == nullptr) return;
+  if (const std::exception_ptr error = state_->finish(*std::exchange(job.slot_, nullptr)))
+    std::rethrow_exception(error);
+}
+
+ThreadPool::Job::Job(Job&& other) noexcept : pool_(other.pool_), slot_(std::exchange(other.slot_, nullptr)) {}
+
+ThreadPool::Job& ThreadPool::Job::operator=(Job&& other) noexcept {
+  std::swap(pool_, other.pool_);
+  std::swap(slot_, other.slot_);
+  return *this;
+}
+
+ThreadPool::Job::~Job() {
+  if (slot_ != nullptr) pool_->state_->finish(*slot_);
+}
+
+bool ThreadPool::Job::done() const { return slot_ == nullptr || slot_->unended.load() == 0; }
+
 void ThreadPool::for_each_worker(const std::function<void(int)>& body) {
-  std::lock_guard turn(state_->turn);
-  state_->worker_body = &body;
-  state_->meanwhile = nullptr;
-  state_->launch_and_wait();
+  State& state = *state_;
+  const std::lock_guard turn(state.everyone_turn);
+  state.everyone_body = &body;
+  state.everyone_unended = static_cast<std::size_t>(size());
+  ++state.everyone;
+  state.started.ring();
+  state.run_everyone(0);
+  state.wait(state.ended, [&] { return state.everyone_unended.load() == 0; });
+  if (const std::exception_ptr error = state.everyone_error.take()) std::rethrow_exception(error);
 }
 
 }  // namespace so

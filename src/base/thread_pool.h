@@ -5,29 +5,29 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 namespace so {
 
-// The cores this process may run on (its affinity mask), each as the operating-system indices of its hardware threads
-// that are in the mask. From hwloc. At least one core, none of them empty.
-std::vector<std::vector<int>> usable_cores();
+// Work that threads may share: body(begin, end) over [0, count), cut in pieces of `grain` (the last may be shorter).
+// It is cut by index only, never by timing, so what each index computes does not depend on the number of threads;
+// results that depend on it would be a bug of the body.
+struct ParallelWork {
+  std::int64_t count = 0, grain = 1;
+  std::function<void(std::int64_t begin, std::int64_t end)> body;
+};
+// All pieces of all parts, as one.
+ParallelWork all_of(std::vector<ParallelWork> parts);
 
-// The CPUs of usable_cores(), one hardware thread per core first, then their siblings.
-std::vector<int> usable_cpus();
-
-// CPUs for `threads` workers beside a thread that feeds a GPU, or with 0 for as many as leave that thread a core: one
-// hardware thread per core first, then their siblings, and the first of `cores` last. With fewer than 4 cores none is
-// left, and the first keeps its place. Never more than there are.
-std::vector<int> host_worker_cpus(std::span<const std::vector<int>> cores, int threads);
-
-// Fork-join parallelism. parallel_for may be called from any thread, also from several at once (the calls take turns);
-// it must not be called from inside its own body. The caller takes part in the work, so a pool of n has n-1 threads
-// of its own. Work is cut by index only, never by timing, so what each index computes does not depend on the number
-// of threads; results that depend on it would be a bug of the caller.
+// Runs jobs, which any thread may give it, also several at once. Their pieces are taken in the order in which the jobs
+// began, and a thread for which a job has no piece left goes on to the next. So where the next has begun in time,
+// nobody waits between two. The thread that gives a job takes part in it, so a pool of n has n-1 threads of its own.
+// A body must not use its pool.
 class ThreadPool {
+  struct Slot;
+  struct State;
+
  public:
   // How long to spin where nobody else wants the CPUs: longer than the way from one job to the next takes, far shorter
   // than the job.
@@ -38,6 +38,7 @@ class ThreadPool {
   // end of its own, before they sleep; waking a sleeper takes tens of microseconds. None by default: spinning takes the
   // CPU from other threads, such as another pool's. A pool with more workers than this process has CPUs never spins.
   ThreadPool(std::string name, std::vector<int> cpus, bool pinned, std::chrono::microseconds spin = no_spin);
+  // All jobs have ended.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -51,20 +52,40 @@ class ThreadPool {
   // of them for a moment holds up a job, which is not done before its last piece is.
   void keep_caller_off() const;
 
-  // Runs body(begin, end) over [0, count) cut in pieces of `grain` (the last may be shorter). Returns when all are
-  // done. The first exception a piece throws is rethrown here, after all pieces that had begun have ended; the others
-  // are not run.
-  // `meanwhile`: what the caller does before it takes part, while the others have begun. It is small beside the job,
-  // does not use the pool, and whatever it throws counts as a piece's exception.
-  void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body,
-                    const std::function<void()>& meanwhile = {});
+  // Runs the pieces of the work. Returns when all are done. The first exception a piece throws is rethrown here, after
+  // all pieces that had begun have ended; the others are not run.
+  void run(const ParallelWork& work) { parallel_for(work.count, work.grain, work.body); }
+  void parallel_for(std::int64_t count, std::int64_t grain,
+                    const std::function<void(std::int64_t, std::int64_t)>& body);
+
+  // A job under way. It belongs to the thread that began it, which waits for it where it is destroyed before finish().
+  class Job {
+   public:
+    Job() = default;  // done
+    Job(Job&& other) noexcept;
+    Job& operator=(Job&& other) noexcept;
+    ~Job();
+    bool done() const;  // all pieces have ended
+
+   private:
+    friend ThreadPool;
+    ThreadPool* pool_ = nullptr;
+    Slot* slot_ = nullptr;  // null: there was nothing to do, or it has been finished
+  };
+  // Begins a job and returns while the pool's threads work on it. Waits while `most_jobs` are unfinished, so threads
+  // that begin a job before they finish another must have fewer than that together.
+  static constexpr std::size_t most_jobs = 16;
+  Job begin(ParallelWork work);
+  // Runs one piece of the oldest job that has one left. Returns false if none has. What the piece throws is its job's.
+  bool take_part();
+  // Takes part in this job until it is done. Throws as run() does.
+  void finish(Job job);
 
   // Runs body(worker) once for each worker in [0, size()), worker w always on the same thread (0 is the caller).
-  // For first touch of memory and per-worker ranges.
+  // For first touch of memory and per-worker ranges. Calls from several threads take turns.
   void for_each_worker(const std::function<void(int)>& body);
 
  private:
-  struct State;
   std::unique_ptr<State> state_;
 };
 

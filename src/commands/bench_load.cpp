@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/cpus.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/quantities.h"

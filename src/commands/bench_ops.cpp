@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/cpus.h"
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/log.h"

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <span>
 
+#include "base/cpus.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/standard_streams.h"

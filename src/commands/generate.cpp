@@ -2,6 +2,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "base/cpus.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/standard_input.h"

@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/cpus.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"

@@ -98,14 +98,15 @@ std::int64_t trace_now() {
       .count();
 }
 
-void TraceSpan::end() const noexcept {
+void trace_span(std::string_view name, std::int64_t begin, std::int64_t end, TraceKind kind) noexcept {
+  if (!tracing()) return;
   try {
     thread_local const TraceLane lane(name_of_this_thread());
     TraceActivity activity;
-    activity.kind = kind_;
-    activity.name = name_;
-    activity.begin = begin_;
-    activity.end = trace_now();
+    activity.kind = kind;
+    activity.name = name;
+    activity.begin = begin;
+    activity.end = end;
     lane.record(std::move(activity), false);
   } catch (...) {  // out of memory: the trace lacks this span, and nothing else is harmed
   }

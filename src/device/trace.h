@@ -81,20 +81,22 @@ class TraceSession {
 bool tracing();            // whether a session is active
 std::int64_t trace_now();  // ns of the trace's clock
 
+// Records a span of the calling thread that has ended; those of a thread nest or follow one another. `begin` and `end`
+// as trace_now() gives them. Nothing without a session.
+void trace_span(std::string_view name, std::int64_t begin, std::int64_t end, TraceKind kind = TraceKind::host) noexcept;
+
 // A span of the calling thread, from construction to destruction. `name` must live as long.
 class TraceSpan {
  public:
   explicit TraceSpan(std::string_view name, TraceKind kind = TraceKind::host)
       : name_(name), kind_(kind), begin_(tracing() ? trace_now() : -1) {}
   ~TraceSpan() {
-    if (begin_ >= 0) end();
+    if (begin_ >= 0) trace_span(name_, begin_, trace_now(), kind_);
   }
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
 
  private:
-  void end() const noexcept;
-
   std::string_view name_;
   TraceKind kind_;
   std::int64_t begin_;

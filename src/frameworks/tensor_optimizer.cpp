@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/bf16_arrays.h"
+#include "base/cpus.h"
 #include "base/error.h"
 #include "offload/schedule/bucket.h"
 

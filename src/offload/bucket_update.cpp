@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <variant>
 
 #include "base/bf16_arrays.h"
@@ -23,10 +24,11 @@ Tensor elements_of(const Tensor& tensor, std::int64_t first, std::int64_t count)
 
 }  // namespace
 
-// body(run, gradient, weights) for each run of parameters that one update covers, or none.
-template <class Body>
-void BucketUpdate::for_each_run(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights,
-                                const Body& body) const {
+// What add(parts, run, gradient, weights) adds for each run of parameters that one update covers, or none.
+template <class Add>
+BucketUpdate::Parts BucketUpdate::for_each_run(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient,
+                                               Tensor weights, const Add& add) const {
+  Parts parts;
   for (const AdamWSteps::Run& run : steps.runs(layout_, bucket.own())) {
     const auto first = static_cast<std::size_t>(run.range.begin - bucket.own().begin),
                count = static_cast<std::size_t>(run.range.size());
@@ -40,60 +42,68 @@ void BucketUpdate::for_each_run(const Bucket& bucket, const AdamWSteps& steps, T
       w = weights.span<bf16>().subspan(first, count);
     else if (weights)
       w = weights.span<float>().subspan(first, count);
-    body(run, g, w);
+    add(parts, run, g, w);
   }
+  return parts;
 }
 
-void BucketUpdate::in_place(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights) const {
-  for_each_run(bucket, steps, gradient, weights,
-               [&](const AdamWSteps::Run& run, const GradientSpan& g, const WeightSpan& w) {
-                 if (run.step == nullptr) return copy_weights(bucket, run.range, w);
-                 const AdamWState state = state_.at(bucket, run.range.begin);
-                 adamw_update_parallel(pool_, *run.step, run.decay, g, state, state, w, meanwhile_);
-               });
+ParallelWork BucketUpdate::in_place(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient,
+                                    Tensor weights) const {
+  return all_of(for_each_run(bucket, steps, gradient, weights,
+                             [&](Parts& parts, const AdamWSteps::Run& run, const GradientSpan& g, const WeightSpan& w) {
+                               const AdamWState state = state_.at(bucket, run.range.begin);
+                               parts.push_back(run.step == nullptr
+                                                   ? copy_weights(bucket, run.range, w)
+                                                   : adamw_update_work(*run.step, run.decay, g, state, state, w));
+                             }));
 }
 
-void BucketUpdate::beside(int place, const Bucket& bucket, const AdamWSteps& steps, Tensor gradient,
-                          Tensor weights) const {
-  clear_padding(place, bucket);
-  for_each_run(bucket, steps, gradient, weights,
-               [&](const AdamWSteps::Run& run, const GradientSpan& g, const WeightSpan& w) {
-                 if (run.step == nullptr) {
-                   copy_state(place, bucket, run.range);
-                   return copy_weights(bucket, run.range, w);
-                 }
-                 adamw_update_parallel(pool_, *run.step, run.decay, g, state_.at(bucket, run.range.begin),
-                                       state_.beside(place, bucket, run.range.begin), w, meanwhile_);
-               });
-}
-
-void BucketUpdate::preview(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights) const {
-  for_each_run(
-      bucket, steps, gradient, weights, [&](const AdamWSteps::Run& run, const GradientSpan& g, const WeightSpan& w) {
-        if (run.step == nullptr) return copy_weights(bucket, run.range, w);
-        adamw_preview_parallel(pool_, *run.step, run.decay, g, state_.at(bucket, run.range.begin), w, meanwhile_);
+ParallelWork BucketUpdate::beside(int place, const Bucket& bucket, const AdamWSteps& steps, Tensor gradient,
+                                  Tensor weights) const {
+  Parts all = for_each_run(
+      bucket, steps, gradient, weights,
+      [&](Parts& parts, const AdamWSteps::Run& run, const GradientSpan& g, const WeightSpan& w) {
+        if (run.step != nullptr)
+          return parts.push_back(adamw_update_work(*run.step, run.decay, g, state_.at(bucket, run.range.begin),
+                                                   state_.beside(place, bucket, run.range.begin), w));
+        add_copied_state(parts, place, bucket, run.range);
+        parts.push_back(copy_weights(bucket, run.range, w));
       });
+  add_cleared_padding(all, place, bucket);
+  return all_of(std::move(all));
 }
 
-void BucketUpdate::preview_rows(std::span<const Bucket> buckets, const AdamWSteps& steps, Range parameter,
-                                std::int64_t width, std::span<const std::int64_t> rows, Tensor gradients,
-                                Tensor weights) const {
-  pool_.parallel_for(static_cast<std::int64_t>(rows.size()), 8, [&](std::int64_t from, std::int64_t to) {
-    for (std::int64_t i = from; i < to; ++i) {
-      const std::int64_t begin = parameter.begin + rows[static_cast<std::size_t>(i)] * width;
-      const Range row{begin, begin + width};
-      SO_CHECK(parameter.begin <= row.begin && row.end <= parameter.end, "a row at {} of a parameter at {}", begin,
-               parameter.begin);
-      auto bucket = std::upper_bound(buckets.begin(), buckets.end(), begin,
-                                     [](std::int64_t element, const Bucket& b) { return element < b.range().end; });
-      for (; bucket != buckets.end() && bucket->range().begin < row.end; ++bucket) {
-        const Range part = common(bucket->range(), row);
-        const std::int64_t at = i * width + part.begin - begin;
-        preview_part(*bucket, steps, part, elements_of(gradients, at, part.size()),
-                     elements_of(weights, at, part.size()));
-      }
-    }
-  });
+ParallelWork BucketUpdate::preview(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient,
+                                   Tensor weights) const {
+  return all_of(for_each_run(bucket, steps, gradient, weights,
+                             [&](Parts& parts, const AdamWSteps::Run& run, const GradientSpan& g, const WeightSpan& w) {
+                               parts.push_back(run.step == nullptr
+                                                   ? copy_weights(bucket, run.range, w)
+                                                   : adamw_preview_work(*run.step, run.decay, g,
+                                                                        state_.at(bucket, run.range.begin), w));
+                             }));
+}
+
+ParallelWork BucketUpdate::preview_rows(std::span<const Bucket> buckets, const AdamWSteps& steps, Range parameter,
+                                        std::int64_t width, std::span<const std::int64_t> rows, Tensor gradients,
+                                        Tensor weights) const {
+  return {static_cast<std::int64_t>(rows.size()), 8, [=, this](std::int64_t from, std::int64_t to) {
+            for (std::int64_t i = from; i < to; ++i) {
+              const std::int64_t begin = parameter.begin + rows[static_cast<std::size_t>(i)] * width;
+              const Range row{begin, begin + width};
+              SO_CHECK(parameter.begin <= row.begin && row.end <= parameter.end, "a row at {} of a parameter at {}",
+                       begin, parameter.begin);
+              auto bucket =
+                  std::upper_bound(buckets.begin(), buckets.end(), begin,
+                                   [](std::int64_t element, const Bucket& b) { return element < b.range().end; });
+              for (; bucket != buckets.end() && bucket->range().begin < row.end; ++bucket) {
+                const Range part = common(bucket->range(), row);
+                const std::int64_t at = i * width + part.begin - begin;
+                preview_part(*bucket, steps, part, elements_of(gradients, at, part.size()),
+                             elements_of(weights, at, part.size()));
+              }
+            }
+          }};
 }
 
 void BucketUpdate::preview_part(const Bucket& bucket, const AdamWSteps& steps, Range part, Tensor gradients,
@@ -115,38 +125,44 @@ void BucketUpdate::preview_part(const Bucket& bucket, const AdamWSteps& steps, R
   }
 }
 
-void BucketUpdate::copy_state(int place, const Bucket& bucket, Range range) const {
+void BucketUpdate::add_copied_state(Parts& parts, int place, const Bucket& bucket, Range range) const {
   const auto offset = static_cast<std::size_t>(range.begin - bucket.own().begin);
   for (const StateArray array : state_arrays) {
     const Tensor from = state_.part(array, bucket, range), to = state_.part_beside(array, place, bucket);
     const std::size_t size = size_of(from.dtype());
-    pool_.parallel_for(range.size(), copy_grain, [&](std::int64_t begin, std::int64_t end) {
-      std::memcpy(static_cast<std::byte*>(to.data()) + (offset + static_cast<std::size_t>(begin)) * size,
-                  static_cast<const std::byte*>(from.data()) + static_cast<std::size_t>(begin) * size,
-                  static_cast<std::size_t>(end - begin) * size);
-    });
+    parts.push_back({range.size(), copy_grain, [=](std::int64_t begin, std::int64_t end) {
+                       std::memcpy(
+                           static_cast<std::byte*>(to.data()) + (offset + static_cast<std::size_t>(begin)) * size,
+                           static_cast<const std::byte*>(from.data()) + static_cast<std::size_t>(begin) * size,
+                           static_cast<std::size_t>(end - begin) * size);
+                     }});
   }
 }
 
-void BucketUpdate::copy_weights(const Bucket& bucket, Range range, const WeightSpan& weights) const {
+ParallelWork BucketUpdate::copy_weights(const Bucket& bucket, Range range, const WeightSpan& weights) const {
   const float* const master = state_.master(bucket, range.begin);
-  pool_.parallel_for(range.size(), copy_grain, [&](std::int64_t begin, std::int64_t end) {
-    const auto first = static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin);
-    if (const auto* narrow = std::get_if<std::span<bf16>>(&weights))
-      round_to_bf16(master + begin, narrow->data() + first, count);
-    else if (const auto* wide = std::get_if<std::span<float>>(&weights))
-      std::memcpy(wide->data() + first, master + begin, count * sizeof(float));
-  });
+  return {range.size(), copy_grain, [=](std::int64_t begin, std::int64_t end) {
+            const auto first = static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin);
+            if (const auto* narrow = std::get_if<std::span<bf16>>(&weights))
+              round_to_bf16(master + begin, narrow->data() + first, count);
+            else if (const auto* wide = std::get_if<std::span<float>>(&weights))
+              std::memcpy(wide->data() + first, master + begin, count * sizeof(float));
+          }};
 }
 
-void BucketUpdate::follow(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient) const {
-  in_place(bucket, steps, gradient, Tensor());
+ParallelWork BucketUpdate::follow(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient) const {
+  return in_place(bucket, steps, gradient, Tensor());
 }
 
 // Where this bucket has padding between parameters, the place's last one may have had values.
-void BucketUpdate::clear_padding(int place, const Bucket& bucket) const {
+void BucketUpdate::add_cleared_padding(Parts& parts, int place, const Bucket& bucket) const {
   std::int64_t at = bucket.own().begin;
-  const auto clear_to = [&](std::int64_t end) { state_.clear(place, bucket, {at, end}); };
+  const auto clear_to = [&](std::int64_t end) {
+    if (const Range padding{at, end}; padding.size() > 0)
+      parts.push_back({1, 1, [this, place, &bucket, padding](std::int64_t, std::int64_t) {
+                         state_.clear(place, bucket, padding);
+                       }});
+  };
   for (const ParameterLayout::Run& run : layout_.runs(bucket.own())) {
     clear_to(run.range.begin);
     at = run.range.end;
@@ -154,14 +170,15 @@ void BucketUpdate::clear_padding(int place, const Bucket& bucket) const {
   clear_to(bucket.own().end);
 }
 
-void BucketUpdate::round_masters(const Bucket& bucket, Tensor weights) const {
-  const float* master = state_.master(bucket, bucket.own().begin);
-  pool_.parallel_for(bucket.own().size(), copy_grain, [&](std::int64_t begin, std::int64_t end) {
-    if (weights.dtype() == DType::bf16)
-      round_to_bf16(master + begin, weights.as<bf16>() + begin, static_cast<std::size_t>(end - begin));
-    else
-      std::memcpy(weights.as<float>() + begin, master + begin, static_cast<std::size_t>(end - begin) * sizeof(float));
-  });
+ParallelWork BucketUpdate::round_masters(const Bucket& bucket, Tensor weights) const {
+  const float* const master = state_.master(bucket, bucket.own().begin);
+  return {bucket.own().size(), copy_grain, [=](std::int64_t begin, std::int64_t end) {
+            const auto count = static_cast<std::size_t>(end - begin);
+            if (weights.dtype() == DType::bf16)
+              round_to_bf16(master + begin, weights.as<bf16>() + begin, count);
+            else
+              std::memcpy(weights.as<float>() + begin, master + begin, count * sizeof(float));
+          }};
 }
 
 }  // namespace so

@@ -25,8 +25,10 @@ std::int64_t largest(std::span<const Bucket> buckets) {
   return elements;
 }
 
-// A bucket in hand leaves the slot alone from which the one before it departs.
+// A bucket in hand leaves the slots alone from which those before it depart.
 static_assert(HostSchedule::hands < StagingRing::ahead);
+
+HostTime time_of(HostTask task) { return task == HostTask::restore ? HostTime::other : HostTime::adamw; }
 
 }  // namespace
 
@@ -36,7 +38,7 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
     : pool_(pool),
       buckets_(buckets),
       state_(state),
-      update_(pool, layout, state, [this] { meanwhile(); }),
+      update_(layout, state),
       weights_(weights),
       gradients_(gradients),
       gate_(gate),
@@ -294,26 +296,34 @@ void HostOptimizer::run() {
   pthread_setname_np(pthread_self(), "optimizer");
   pool_.pin_caller();
   try {
-    for (;;) {
-      Work work;
-      {
-        std::unique_lock lock(mutex_);
-        for (;;) {
-          if (stop_ || error_) return;
-          // Otherwise the next update is ready to begin, and meanwhile() takes more in hand.
-          while (!ended_ && in_hand_.size() < HostSchedule::hands && prepare()) {
-          }
-          if (!in_hand_.empty()) break;
-          wait_for_work(lock);
-        }
-        work = in_hand_.front();
-        in_hand_.pop_front();
-      }
-      perform(work);
+    while (take_turn()) {
     }
   } catch (...) {
     fail(std::current_exception());
   }
+  running_.clear();  // waits for the work
+}
+
+bool HostOptimizer::take_turn() {
+  if (!running_.empty() && running_.front().job.done()) {
+    end();
+    return true;
+  }
+  {
+    std::unique_lock lock(mutex_);
+    if (stop_ || error_) return false;
+    while (in_hand_.size() + running_.size() < HostSchedule::hands && prepare()) {
+    }
+    if (in_hand_.empty() && running_.empty()) {
+      wait_for_work(lock);
+      return true;
+    }
+  }
+  if (running_.empty() || (running_.size() < most_running && next_is_ready()))
+    start();
+  else if (!pool_.take_part())
+    end();
+  return true;
 }
 
 void HostOptimizer::wait_for_work(std::unique_lock<std::mutex>& lock) {
@@ -350,11 +360,20 @@ void HostOptimizer::wait_for_slot(const Work& work) {
   clock_.enter(HostTime::other);
 }
 
-void HostOptimizer::perform(const Work& work) {
-  clock_.enter(HostTime::other);
+bool HostOptimizer::next_is_ready() const {
+  if (in_hand_.empty()) return false;
+  const Work& next = in_hand_.front();
+  return next.slot && next.slot->weights_gone->done() && entry(next.index).fetched->done() &&
+         !gate_.pending(next.index);
+}
+
+void HostOptimizer::start() {
+  const bool first = running_.empty();
+  const Work work = in_hand_.front();
+  in_hand_.pop_front();
+  if (first) clock_.enter(HostTime::other);
   delay_point();
-  Bucket& b = bucket(work.index);
-  if (work.slot) wait_for_slot(work);
+  if (first && work.slot) wait_for_slot(work);
 
   // The verdict may have come since the bucket was taken in hand.
   std::unique_lock lock(mutex_);
@@ -365,36 +384,31 @@ void HostOptimizer::perform(const Work& work) {
 
   const bool changes_state = task == HostTask::update || task == HostTask::follow || task == HostTask::adopt;
   if (changes_state && gate_.pending(work.index)) {
-    hand_over();  // a save may take its time, and the last bucket's weights may be needed now
     clock_.enter(HostTime::checkpoint);
     gate_.wait(work.index);
     clock_.enter(HostTime::other);
   }
-  double seconds = 0;
-  if (task != HostTask::adopt && task != HostTask::none) {
-    const std::string name = tracing() ? fmt::format("{} {}", name_of(task), work.index) : "";
-    const TraceSpan span(name);
-    const bool is_adamw = task != HostTask::restore;
-    if (is_adamw) clock_.enter(HostTime::adamw);
-    update(b, *work.slot, task, place, steps);
-    if (is_adamw) seconds = clock_.enter(HostTime::other);
+  if (task == HostTask::adopt || task == HostTask::none) return hand_over(work, task, 0);
+  if (first) {
+    clock_.enter(time_of(task));
+    traced_ = trace_now();
   }
-  hand_over();  // unless meanwhile() has
-  ended_ = Ended{work, task, seconds};
-  if (!next_is_ready()) hand_over();
+  running_.push_back({work, task, pool_.begin(work_on(bucket(work.index), *work.slot, task, place, steps))});
 }
 
-void HostOptimizer::meanwhile() {
-  hand_over();
-  const std::lock_guard lock(mutex_);
-  if (stop_ || error_) return;
-  if (in_hand_.size() + 1 < HostSchedule::hands) prepare();
-  next_is_ready();  // events that it sees reached need no look between the two updates
+void HostOptimizer::end() {
+  Running first = std::move(running_.front());
+  running_.pop_front();
+  pool_.finish(std::move(first.job));
+  const double seconds = clock_.enter(running_.empty() ? HostTime::other : time_of(running_.front().task));
+  if (tracing()) {
+    const std::int64_t now = trace_now();
+    trace_span(fmt::format("{} {}", name_of(first.task), first.work.index), std::exchange(traced_, now), now);
+  }
+  hand_over(first.work, first.task, time_of(first.task) == HostTime::adamw ? seconds : 0);
 }
 
-void HostOptimizer::hand_over() {
-  if (!ended_) return;
-  const auto [work, task, seconds] = *std::exchange(ended_, std::nullopt);
+void HostOptimizer::hand_over(const Work& work, HostTask task, double seconds) {
   Bucket& b = bucket(work.index);
   if (task != HostTask::adopt && task != HostTask::none && task != HostTask::follow) give(b, *work.slot);
   delay_point();
@@ -406,14 +420,8 @@ void HostOptimizer::hand_over() {
   changed_.notify_all();
 }
 
-bool HostOptimizer::next_is_ready() const {
-  if (in_hand_.empty()) return false;
-  const Work& next = in_hand_.front();
-  return next.slot && next.slot->weights_gone->done() && entry(next.index).fetched->done();
-}
-
-void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,
-                           const AdamWSteps& steps) {
+ParallelWork HostOptimizer::work_on(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,
+                                    const AdamWSteps& steps) const {
   const Entry& e = entry(bucket);
   const Tensor gradient(e.stored ? e.stored : slot.gradient.data(), ring_.gradients(), {bucket.own().size()}),
       weights = weights_of(bucket, slot);
@@ -429,12 +437,13 @@ void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, 
     case HostTask::follow:
       return update_.follow(bucket, steps, gradient);
     case HostTask::restore:
-      if (follows_masters(bucket)) return;  // what changed lay beside them
+      if (follows_masters(bucket)) return {};  // what changed lay beside them
       return update_.round_masters(bucket, weights);
     case HostTask::none:
     case HostTask::adopt:
-      return;
+      break;
   }
+  return {};
 }
 
 Tensor HostOptimizer::weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const {
@@ -454,7 +463,7 @@ void HostOptimizer::send_masters(const Bucket& bucket) {
   if (follows_masters(bucket)) return;
   StagingRing::Slot& slot = ring_.slot(turn_++);
   slot.weights_gone->synchronize();
-  update_.round_masters(bucket, weights_of(bucket, slot));
+  pool_.run(update_.round_masters(bucket, weights_of(bucket, slot)));
   give(bucket, slot);
 }
 

@@ -164,14 +164,18 @@ class HostOptimizer {
     int index = -1;
     StagingRing::Slot* slot = nullptr;  // none for what is adopted, once a save has read it
   };
-  // Work that is done and not yet handed over.
-  struct Ended {
+  // Work under way.
+  struct Running {
     Work work;
     HostTask task = HostTask::none;
-    double adamw_seconds = 0;
+    ThreadPool::Job job;
   };
+  static constexpr std::size_t most_running = 2;
+  static_assert(most_running < HostSchedule::hands);
 
   void run();
+  // Does what comes next on the host's thread; false when there will be nothing.
+  bool take_turn();
   void run_link();  // link_thread.cpp
   // Waits until the link has work to do; false when there will be none. `task` has a bucket if one can be begun.
   bool next_over_link(LinkTask& task);
@@ -180,15 +184,14 @@ class HostOptimizer {
   void wait_for_work(std::unique_lock<std::mutex>& lock);
   // Waits for what the bucket's task reads and writes.
   void wait_for_slot(const Work& work);
-  void perform(const Work& work);
-  // This hands the last update over and takes another bucket in hand once the next update has begun, so that it does
-  // not keep the pool from that. The pool is taken until it returns, so it waits for no thread that may want the pool,
-  // and for no device work: what it enqueues is never more than the ring's slots hold.
-  void meanwhile();
-  void hand_over();  // enqueues the last bucket's weights, and tells the schedule; nothing if that has been done
-  // Whether the next bucket in hand could begin at once.
+  // Whether start() would not wait.
   bool next_is_ready() const;
-  void update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place, const AdamWSteps& steps);
+  void start();  // begins the work on the next bucket in hand, or does it where it is none for the pool
+  void end();    // waits for the work that was begun first, and hands it over
+  ParallelWork work_on(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,
+                       const AdamWSteps& steps) const;
+  // Enqueues the bucket's new weights, and tells the schedule. `seconds`: of AdamW.
+  void hand_over(const Work& work, HostTask task, double seconds);
   void give(const Bucket& bucket, StagingRing::Slot& slot);
   std::size_t gradient_bytes(const Bucket& bucket) const {
     return static_cast<std::size_t>(bucket.own().size()) * size_of(ring_.gradients());
@@ -205,9 +208,10 @@ class HostOptimizer {
   bool follows_masters(const Bucket& bucket) const { return weights_.follows_masters(bucket.range().begin); }
   // Where its new weights are written.
   Tensor weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const;
-  Bucket& bucket(int index) { return buckets_[static_cast<std::size_t>(index)]; }
+  Bucket& bucket(int index) const { return buckets_[static_cast<std::size_t>(index)]; }
   Entry& entry(int index) { return entries_[static_cast<std::size_t>(index)]; }
   Entry& entry(const Bucket& bucket) { return entry(bucket.index()); }
+  const Entry& entry(const Bucket& bucket) const { return entry(bucket.index()); }
   const Entry& entry(int index) const { return entries_[static_cast<std::size_t>(index)]; }
   void throw_error() const {
     if (error_) std::rethrow_exception(error_);
@@ -242,7 +246,8 @@ class HostOptimizer {
   AdamWSteps unclipped_, final_;
   Event* late_read_ = nullptr;  // open_late()'s, until late buckets are open
   std::deque<Work> in_hand_;    // this and the next belong to the host's thread
-  std::optional<Ended> ended_;  // what hand_over() has to do
+  std::deque<Running> running_;
+  std::int64_t traced_ = 0;  // when the trace's last span of running work ended, or the first began
   bool stop_ = false;
   std::exception_ptr error_;
   HostPace pace_, link_pace_;

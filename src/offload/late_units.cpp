@@ -75,7 +75,7 @@ bool HostOptimizer::preview_rows(Range parameter, std::int64_t width, std::span<
   }
   delay_point();
   // Until they are opened nobody touches the late buckets.
-  update_.preview_rows(buckets_, steps, parameter, width, rows, gradients, weights);
+  pool_.run(update_.preview_rows(buckets_, steps, parameter, width, rows, gradients, weights));
   return true;
 }
 

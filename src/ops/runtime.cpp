@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/cpus.h"
 #include "base/log.h"
 #include "device/gpu_place.h"
 #include "ops/thread_placement.h"

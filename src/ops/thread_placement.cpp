@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "base/cpus.h"
 #include "base/proc_text.h"
-#include "base/thread_pool.h"
 
 namespace so {
 namespace {

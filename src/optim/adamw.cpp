@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/thread_pool.h"
 #include "device/trace.h"
 #include "optim/adamw_tuning.h"
 #include "optim/cpu/adamw_kernels.h"
@@ -176,19 +175,15 @@ void run(const Update& u, std::size_t begin, std::size_t end) {
   u.kernel(piece);
 }
 
-void run_parallel(ThreadPool& pool, const Update& u, const char* name, const std::function<void()>& meanwhile) {
-  if (u.whole.count == 0) return;
-  const TraceSpan span(name);
+ParallelWork work_of(const Update& u) {
   // Where the first element is not on a boundary, the grid starts before it, so that pieces meet on boundaries.
   const auto count = static_cast<std::int64_t>(u.whole.count);
   const std::int64_t shift = u.whole.head == 0 ? 0 : kLineElements - static_cast<std::int64_t>(u.whole.head);
-  pool.parallel_for(
-      count + shift, chosen_tile.load(std::memory_order_relaxed),
-      [&](std::int64_t begin, std::int64_t end) {
-        run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)),
-            static_cast<std::size_t>(end - shift));
-      },
-      meanwhile);
+  if (count == 0) return {};
+  return {count + shift, chosen_tile.load(std::memory_order_relaxed), [u, shift](std::int64_t begin, std::int64_t end) {
+            run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)),
+                static_cast<std::size_t>(end - shift));
+          }};
 }
 
 }  // namespace
@@ -234,10 +229,15 @@ void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, Adam
   if (u.whole.count > 0) run(u, 0, u.whole.count);
 }
 
+ParallelWork adamw_update_work(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in,
+                               AdamWState out, WeightSpan weights) {
+  return work_of(prepare(step, decay, gradient, in, &out, weights));
+}
+
 void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
-                           AdamWStateView in, AdamWState out, WeightSpan weights,
-                           const std::function<void()>& meanwhile) {
-  run_parallel(pool, prepare(step, decay, gradient, in, &out, weights), "AdamW", meanwhile);
+                           AdamWStateView in, AdamWState out, WeightSpan weights) {
+  const TraceSpan span("AdamW");
+  pool.run(adamw_update_work(step, decay, gradient, in, out, weights));
 }
 
 void adamw_preview(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, WeightSpan weights) {
@@ -245,9 +245,9 @@ void adamw_preview(const AdamWStep& step, bool decay, GradientSpan gradient, Ada
   if (u.whole.count > 0) run(u, 0, u.whole.count);
 }
 
-void adamw_preview_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
-                            AdamWStateView in, WeightSpan weights, const std::function<void()>& meanwhile) {
-  run_parallel(pool, prepare(step, decay, gradient, in, nullptr, weights), "AdamW preview", meanwhile);
+ParallelWork adamw_preview_work(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in,
+                                WeightSpan weights) {
+  return work_of(prepare(step, decay, gradient, in, nullptr, weights));
 }
 
 std::vector<std::string> adamw_instruction_sets() {

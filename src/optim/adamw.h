@@ -33,7 +33,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,11 +40,10 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/thread_pool.h"
 #include "optim/moments.h"
 
 namespace so {
-
-class ThreadPool;
 
 // Fixed for a run. double, since 1 - beta must be formed before rounding: 1 - 0.999f is off by 5e-5.
 struct AdamWHyper {
@@ -109,18 +107,20 @@ using WeightSpan = std::variant<std::monostate, std::span<float>, std::span<bf16
 void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, AdamWState out,
                   WeightSpan weights = {});
 
-// The same bits, by all threads of the pool; pieces meet at cache-line boundaries. Blocks until done. `meanwhile` is
-// ThreadPool::parallel_for()'s.
+// The same bits, as work that threads share; its pieces meet at cache-line boundaries. What is wrong with the arguments
+// is thrown at once.
+ParallelWork adamw_update_work(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in,
+                               AdamWState out, WeightSpan weights = {});
+// By all threads of the pool. Blocks until done.
 void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
-                           AdamWStateView in, AdamWState out, WeightSpan weights = {},
-                           const std::function<void()>& meanwhile = {});
+                           AdamWStateView in, AdamWState out, WeightSpan weights = {});
 
 // The weights that adamw_update would write, to the bit, and nothing else: the state is only read, so a speculation
 // that fails is forgotten at no cost, and one that holds is followed by the update itself. Moves 16 to 20 bytes an
 // element, an update 28 to 32. Weights must be given; large ones are stored past the cache; all else as above.
 void adamw_preview(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, WeightSpan weights);
-void adamw_preview_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
-                            AdamWStateView in, WeightSpan weights, const std::function<void()>& meanwhile = {});
+ParallelWork adamw_preview_work(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in,
+                                WeightSpan weights);
 
 // ---- For tests and benchmarks; the choice is global, and without it the best one is taken. ----
 

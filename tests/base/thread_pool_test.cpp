@@ -9,12 +9,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <numeric>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <utility>
 
+#include "base/cpus.h"
 #include "support/sanitized.h"
 
 namespace so {
@@ -43,50 +46,106 @@ TEST(ThreadPool, RethrowsTheFirstErrorAndStaysUsable) {
   EXPECT_EQ(sum, 4950);
 }
 
-TEST(ThreadPool, TheCallerDoesSomethingElseOnceBeforeItTakesPart) {
-  for (const int threads : {1, 3}) {
-    std::vector<int> cpus(static_cast<std::size_t>(threads));
-    std::iota(cpus.begin(), cpus.end(), 0);
-    ThreadPool pool("test", cpus, false);
-    const std::thread::id caller = std::this_thread::get_id();
-    int calls = 0;
-    std::atomic<int> hits{0}, early{0};
-    const auto body = [&](std::int64_t begin, std::int64_t end) {
-      hits += static_cast<int>(end - begin);
-      if (std::this_thread::get_id() == caller && calls == 0) ++early;
-    };
-    const auto meanwhile = [&] {
-      EXPECT_EQ(std::this_thread::get_id(), caller);
-      ++calls;
-    };
-    pool.parallel_for(100, 7, body, meanwhile);
-    EXPECT_EQ(calls, 1);
-    EXPECT_EQ(hits, 100);
-    EXPECT_EQ(early, 0);
-    // It belongs to that job alone.
-    pool.parallel_for(100, 7, body);
-    pool.for_each_worker([](int) {});
-    EXPECT_EQ(calls, 1);
-    // One piece, or none.
-    pool.parallel_for(5, 7, body, meanwhile);
-    EXPECT_EQ(calls, 2);
-    pool.parallel_for(0, 7, body, meanwhile);
-    EXPECT_EQ(calls, 2);
+// Counts how often the body runs for each index.
+class Hits {
+ public:
+  explicit Hits(std::int64_t count) : hits_(static_cast<std::size_t>(count)) {}
+  ParallelWork work(std::int64_t grain) {
+    return {static_cast<std::int64_t>(hits_.size()), grain, [this](std::int64_t begin, std::int64_t end) {
+              for (auto i = begin; i < end; ++i) ++hits_[static_cast<std::size_t>(i)];
+            }};
+  }
+  bool all_once() const {
+    return std::all_of(hits_.begin(), hits_.end(), [](int hits) { return hits == 1; });
+  }
+
+ private:
+  std::vector<int> hits_;
+};
+
+TEST(ParallelWork, ManyAreOne) {
+  ThreadPool pool("test", {0, 1, 2}, false);
+  for (const int parts : {0, 1, 5}) {
+    std::vector<Hits> hits;
+    for (int i = 0; i < parts; ++i) hits.emplace_back(i * 10);
+    std::vector<ParallelWork> work;
+    for (int i = 0; i < parts; ++i) work.push_back(hits[static_cast<std::size_t>(i)].work(1 + i * 2));
+    pool.run(all_of(std::move(work)));
+    for (const Hits& h : hits) EXPECT_TRUE(h.all_once()) << parts;
   }
 }
 
-TEST(ThreadPool, WhatTheCallerThrowsMeanwhileArrivesWhenTheOthersHaveEnded) {
+// A pool without threads of its own shows the order in which pieces are taken.
+TEST(ThreadPool, JobsThatBeganFirstComeFirst) {
+  ThreadPool pool("test", {}, false);
+  std::vector<std::int64_t> order;
+  const auto job = [&](std::int64_t name) {
+    return pool.begin(
+        {3, 2, [&order, name](std::int64_t begin, std::int64_t end) { order.push_back(name + begin * 10 + end); }});
+  };
+  ThreadPool::Job first = job(100), second = job(200), none = pool.begin({});
+  EXPECT_TRUE(none.done());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(first.done(), i == 2);
+    EXPECT_TRUE(pool.take_part());
+  }
+  EXPECT_FALSE(second.done());
+  pool.finish(std::move(second));
+  EXPECT_FALSE(pool.take_part());
+  pool.finish(std::move(first));
+  EXPECT_EQ(order, (std::vector<std::int64_t>{102, 123, 202, 223}));
+}
+
+// The job that comes next runs while another thread is still in the one before.
+TEST(ThreadPool, NobodyWaitsBetweenTwoJobs) {
+  ThreadPool pool("test", {0, 1}, false);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<bool> next_ran{false}, met{false};
+    ThreadPool::Job first = pool.begin({1, 1, [&](std::int64_t, std::int64_t) {
+                                          const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+                                          while (!next_ran && std::chrono::steady_clock::now() < end)
+                                            std::this_thread::yield();
+                                          met = next_ran.load();
+                                        }});
+    ThreadPool::Job second = pool.begin({1, 1, [&](std::int64_t, std::int64_t) { next_ran = true; }});
+    while (pool.take_part()) {
+    }
+    pool.finish(std::move(first));
+    pool.finish(std::move(second));
+    ASSERT_TRUE(met) << round;
+  }
+}
+
+TEST(ThreadPool, AnErrorBelongsToItsJobAlone) {
   ThreadPool pool("test", {0, 1}, false);
   for (int round = 0; round < 100; ++round) {
-    std::vector<int> hits(64, 0);  // gone when the call has returned
-    EXPECT_THROW(pool.parallel_for(
-                     64, 1, [&](std::int64_t begin, std::int64_t) { ++hits[static_cast<std::size_t>(begin)]; },
-                     [] { throw std::runtime_error("x"); }),
-                 std::runtime_error);
+    Hits before(40), after(40);
+    ThreadPool::Job first = pool.begin(before.work(3)),
+                    failing = pool.begin({64, 1,
+                                          [](std::int64_t begin, std::int64_t) {
+                                            if (begin >= 32) throw std::runtime_error("x");
+                                          }}),
+                    last = pool.begin(after.work(3));
+    EXPECT_THROW(pool.finish(std::move(failing)), std::runtime_error);
+    pool.finish(std::move(last));
+    pool.finish(std::move(first));
+    EXPECT_TRUE(before.all_once());
+    EXPECT_TRUE(after.all_once());
   }
-  std::atomic<int> sum{0};
-  pool.parallel_for(100, 1, [&](std::int64_t i, std::int64_t) { sum += static_cast<int>(i); });
-  EXPECT_EQ(sum, 4950);
+}
+
+TEST(ThreadPool, AJobThatIsForgottenIsWaitedFor) {
+  ThreadPool pool("test", {0, 1}, false);
+  for (int round = 0; round < 100; ++round) {
+    Hits hits(64);  // gone when the job is
+    { const ThreadPool::Job job = pool.begin(hits.work(1)); }
+    EXPECT_TRUE(hits.all_once());
+    try {
+      const ThreadPool::Job job = pool.begin({8, 1, [](std::int64_t, std::int64_t) { throw std::runtime_error("x"); }});
+      throw std::logic_error("another");
+    } catch (const std::logic_error&) {
+    }
+  }
 }
 
 // The same for a pool that sleeps between jobs, one that spins a while, and one that spins long.
@@ -146,6 +205,27 @@ TEST_P(ThreadPoolSpin, TakesCallsFromSeveralThreads) {
     });
   for (auto& c : callers) c.join();
   EXPECT_EQ(sum, 4 * 200 * 10);
+}
+
+// More jobs than there are slots, two of each thread at a time: each has its slot to itself until it is finished.
+TEST_P(ThreadPoolSpin, JobsOfSeveralThreadsOverlap) {
+  std::vector<std::thread> callers;
+  for (int t = 0; t < 4; ++t)
+    callers.emplace_back([&] {
+      std::unique_ptr<Hits> last = std::make_unique<Hits>(0);
+      ThreadPool::Job before;
+      for (int round = 0; round < 200; ++round) {
+        auto hits = std::make_unique<Hits>(1 + round % 7);
+        ThreadPool::Job job = pool.begin(hits->work(1 + round % 2));
+        if (round % 3 == 0) pool.take_part();
+        pool.finish(std::exchange(before, std::move(job)));
+        ASSERT_TRUE(last->all_once());
+        last = std::move(hits);
+      }
+      pool.finish(std::move(before));
+      ASSERT_TRUE(last->all_once());
+    });
+  for (auto& c : callers) c.join();
 }
 
 TEST(ThreadPool, RunsEachWorkerOnItsOwnThread) {

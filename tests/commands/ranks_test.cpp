@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "base/thread_pool.h"
+#include "base/cpus.h"
 #include "support/files.h"
 #include "support/mpirun.h"
 #include "support/process.h"

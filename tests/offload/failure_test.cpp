@@ -241,7 +241,7 @@ TEST(Failure, OfTheOptimizerIsThrownByWhatWaits) {
     settings.update_over_link = round % 4 >= 2;
     EngineRig rig(failing_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>());
     rig.load(synthetic_gradients(failing_layout(), 1, 0.125f));
-    const OptimizerFault fault(static_cast<int>(random() % (round % 2 == 0 ? 8 : 200)));
+    const OptimizerFault fault(static_cast<int>(random() % (round % 2 == 0 ? 16 : 400)));
     const int steps = run_to_error(rig);
     ASSERT_TRUE(OptimizerFault::came());
     expect_failed(rig);

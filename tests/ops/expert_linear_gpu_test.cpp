@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/cpus.h"
 #include "ops/arrays.h"
 #include "support/rig.h"
 

@@ -407,8 +407,8 @@ TYPED_TEST(AdamWMomentBits, ForAnyNumberOfThreads) {
       }
       Fenced<float> w(offset, count);
       Fenced<bf16> wh(offset, count);
-      adamw_preview_parallel(pool, kStep, true, c.a.half, c.state(), w.span());
-      adamw_preview_parallel(pool, kStep, true, c.a.half, c.state(), wh.span());
+      pool.run(adamw_preview_work(kStep, true, c.a.half, c.state(), w.span()));
+      pool.run(adamw_preview_work(kStep, true, c.a.half, c.state(), wh.span()));
       EXPECT_TRUE(w.holds(c.e.p)) << threads;
       EXPECT_TRUE(wh.holds(c.e.half)) << threads;
     }
@@ -419,7 +419,7 @@ TYPED_TEST(AdamWMomentBits, ForAnyNumberOfThreads) {
                             {p.data(), m.data(), v.data()});
       EXPECT_TRUE(p.holds(c.e.p)) << threads << " " << small;
       Fenced<bf16> w(3, small);
-      adamw_preview_parallel(pool, kStep, true, std::span<const bf16>(c.a.half).first(small), c.state(), w.span());
+      pool.run(adamw_preview_work(kStep, true, std::span<const bf16>(c.a.half).first(small), c.state(), w.span()));
       EXPECT_TRUE(w.holds(c.e.half)) << threads << " " << small;
     }
   }
@@ -438,7 +438,7 @@ TYPED_TEST(AdamWMomentBits, ForAnyTuning) {
       Fenced<M> m(5, count), v(5, count);
       Fenced<bf16> w(5, count), preview(5, count);
       adamw_update_parallel(pool, kStep, true, c.a.half, c.state(), {p.data(), m.data(), v.data()}, w.span());
-      adamw_preview_parallel(pool, kStep, true, c.a.half, c.state(), preview.span());
+      pool.run(adamw_preview_work(kStep, true, c.a.half, c.state(), preview.span()));
       adamw_use_tuning({});
       EXPECT_TRUE(p.holds(c.e.p)) << tile << " " << prefetch;
       EXPECT_TRUE(m.holds(c.new_m)) << tile << " " << prefetch;

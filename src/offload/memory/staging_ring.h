@@ -1,6 +1,6 @@
 // The way between device and host of the buckets that the host updates: pinned memory through which they travel, so
-// that while one is updated, the gradients of the next two arrive and the weights of the one before leave; and the
-// streams that move them.
+// that while some are updated, the gradient of the next arrives and the weights of those before leave; and the streams
+// that move them.
 #pragma once
 
 #include <memory>
@@ -33,7 +33,7 @@ class StagingRing {
   DType weights() const { return weights_; }
 
   // Buckets take the slots in turn. One whose turn is at most `ahead` before another's is not disturbed by it.
-  static constexpr std::size_t ahead = 3;
+  static constexpr std::size_t ahead = 4;
   Slot& slot(std::size_t turn) { return slots_[turn % slots_.size()]; }
 
   // Enqueues the copy of a gradient from the device to pinned memory, a slot's or other, once it is `complete` there.

@@ -104,8 +104,9 @@ class HostSchedule {
   bool finished() const;                               // all is done but for weights on their way
 
   // ---- The host's side ----
-  // Buckets in hand: the one that is next, and one whose gradient arrives meanwhile.
-  static constexpr std::size_t hands = 2;
+  // Buckets in hand: one that is updated, one that is begun before the other is done, so that no thread waits between
+  // them, and one whose gradient arrives meanwhile.
+  static constexpr std::size_t hands = 3;
   // Takes the most urgent bucket that it can work on in hand; -1 if there is none.
   int take(Updater updater = Updater::host);
   // Why there was none for the host, while it has none in hand either.
