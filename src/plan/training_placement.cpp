@@ -143,8 +143,7 @@ void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
                           : plan_.shape.ranks > 1 ? inputs.rank_sum_bytes
                                                   : inputs.sum_bytes;
   inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.formats.weights));
-  inputs.rates.host_adamw =
-      (on_device ? measured_.host_adamw_wide : measured_.host_adamw) * measured_.efficiencies.host_adamw;
+  inputs.rates.host_adamw = on_device ? measured_.host_adamw_wide : measured_.host_adamw;
 }
 
 void TrainingPlacement::set_sizes() {

@@ -153,6 +153,7 @@ TEST(PlanTraining, UpdatesOverTheLinkWhereThatIsQuicker) {
 // updates come before it anyway.
 TEST(PlanTraining, AnEmbeddingIsUpdatedLateWhereThatHelps) {
   FakeMachine machine(cuda_backend(), 300, 1000);
+  machine.machine.rates = [] { return gpu_rates(1.5e11); };
   const TrainingPlan late = machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 1});
   EXPECT_TRUE(late.engine.late_embedding);
   EXPECT_TRUE(booked(late, MemoryKind::device, "embedding rows"));

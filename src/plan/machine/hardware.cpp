@@ -48,7 +48,6 @@ constexpr std::pair<const char*, double E::*> efficiencies[]{
     {"backward_kernels", &E::backward_kernels},
     {"expert_kernels", &E::expert_kernels},
     {"device_adamw", &E::device_adamw},
-    {"host_adamw", &E::host_adamw},
 };
 
 using S = SharedRates;

@@ -16,6 +16,8 @@
 namespace so {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // AdamW by the pool's threads, over state of its own.
 class HostAdamW {
  public:
@@ -31,29 +33,55 @@ class HostAdamW {
                                 zeros_by(pool));
   }
 
-  // Seconds of the next bucket's update, gradient and weight in T.
+  // Begins the next bucket's update, gradient and weight in T.
   template <class T>
-  double update() {
+  ThreadPool::Job begin() {
     const std::int64_t buckets = elements_ / bucket_elements_, from = next_++ % buckets;
     // Half of all lies between what is read and what is written beside it.
     const std::int64_t to = next_ % 2 == 0 ? from : (from + buckets / 2) % buckets;
     const auto n = static_cast<std::size_t>(bucket_elements_);
-    const auto start = std::chrono::steady_clock::now();
-    adamw_update_parallel(pool_, step_, true, std::span(at<const T>(gradient_, from), n), state(from), state(to),
-                          std::span(at<T>(weights_, from), n));
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return pool_.begin(adamw_update_work(step_, true, std::span(at<const T>(gradient_, from), n), state(from),
+                                         state(to), std::span(at<T>(weights_, from), n)));
+  }
+  // Seconds of the next bucket's update alone.
+  template <class T>
+  double update() {
+    const auto start = Clock::now();
+    pool_.finish(begin<T>());
+    return std::chrono::duration<double>(Clock::now() - start).count();
   }
   // That it moves.
   template <class T>
   double bytes() const {
     return static_cast<double>(2 * state_bytes(moments_) + 2 * sizeof(T)) * static_cast<double>(bucket_elements_);
   }
+  // Updates that follow one another as the engine's do: each begins while the one before is under way.
+  template <class T>
+  class Sequence {
+   public:
+    explicit Sequence(HostAdamW& adamw) : adamw_(adamw), job_(adamw.begin<T>()) {}
+    // Seconds until the next one's end, from the last one's.
+    double update() {
+      ThreadPool::Job next = adamw_.begin<T>();
+      while (!job_.done() && adamw_.pool_.take_part()) {
+      }
+      adamw_.pool_.finish(std::exchange(job_, std::move(next)));
+      const auto last = std::exchange(end_, Clock::now());
+      return std::chrono::duration<double>(end_ - last).count();
+    }
+
+   private:
+    HostAdamW& adamw_;
+    Clock::time_point end_ = Clock::now();
+    ThreadPool::Job job_;
+  };
   // Bytes/s, in the mean of so long: what others on the machine leave of its bandwidth varies.
   template <class T>
   double rate(double seconds) {
+    Sequence<T> sequence(*this);
     double spent = 0;
     int updates = 0;
-    for (; spent < seconds; ++updates) spent += update<T>();
+    for (; spent < seconds; ++updates) spent += sequence.update();
     return updates * bytes<T>() / spent;
   }
 
@@ -140,10 +168,11 @@ double rate_beside_copies(Device& device, ThreadPool& pool, HostAdamW& adamw, do
   for (Buffer& buffer : here) buffer = device.allocate(MemoryKind::device, fewest * part, "measuring copies");
   CopiesBeside to_host(device, host[0], here[0], link_to_host), to_device(device, here[1], host[1], link_to_device);
   // Copies last beyond the update that they slow down.
+  HostAdamW::Sequence<bf16> updates(adamw);
   double moved = 0, spent = 0;
   for (double ahead = 0.01; spent < seconds;) {
     for (CopiesBeside* copies : {&to_host, &to_device}) copies->keep_busy(ahead);
-    const double before = to_host.bytes_done() + to_device.bytes_done(), update = adamw.update<bf16>();
+    const double before = to_host.bytes_done() + to_device.bytes_done(), update = updates.update();
     moved += adamw.bytes<bf16>() + to_host.bytes_done() + to_device.bytes_done() - before;
     spent += update;
     ahead = std::max(ahead, 2 * update);

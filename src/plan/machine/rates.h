@@ -32,7 +32,6 @@ struct Efficiencies {
   double experts = 0;      // of gemm_flops, what they reach beside that
   double forward_kernels = 0, backward_kernels = 0, expert_kernels = 0;  // of a layer; the last each way
   double device_adamw = 0;                                               // of device_memory
-  double host_adamw = 0;                                                 // of host_adamw, over a step
 };
 // Those of the H200, on which they were measured: for every machine whose file says none.
 const Efficiencies& h200_efficiencies();
