@@ -84,21 +84,27 @@ void estimate(const PlacementInputs& in, Candidate& c) {
   c.estimate = in.known_steps->estimate(run_of(in, c));
 }
 
-// Those of `candidates` that may be the best of them or count as equal to it, in order of their least ranks.
+// Those of `candidates` that may be the best of them or count as equal to it, in order of their least ranks. A look may
+// promise more than the next one bears out, so the best of those that were estimated always stays.
 std::vector<Candidate*> shortlist(const PlacementInputs& in, std::vector<Candidate*> candidates) {
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate* a, const Candidate* b) { return a->least_rank < b->least_rank; });
   double known = std::numeric_limits<double>::infinity();  // the best does not rank higher, by estimates
+  const Candidate* best = nullptr;                         // of these
   for (const Look& look : looks) {
     double limit = known;                             // and by what this look says, which the next one may not bear out
     std::vector<std::pair<Candidate*, double>> seen;  // with the least that their rank may be
     for (Candidate* c : candidates) {
-      if (c->least_rank > limit) break;
+      if (c->least_rank > limit && c != best) continue;
       const SimulatedRun& run = run_of(in, *c);
       const double rank = in.known_steps->seconds_after(run, look.steps) - run.device_update;
       if (!c->estimated && rank <= (1 + equal_share) * c->least_rank) estimate(in, *c);  // hardly any will be better
       if (c->estimated) {
-        known = std::min(known, rank_of(c->estimate) + equal_share * c->estimate.seconds());
+        if (const double rank_of_equal = rank_of(c->estimate) + equal_share * c->estimate.seconds();
+            rank_of_equal < known) {
+          known = rank_of_equal;
+          best = c;
+        }
         limit = std::min(limit, known);
         seen.emplace_back(c, rank_of(c->estimate));
       } else {
@@ -108,7 +114,7 @@ std::vector<Candidate*> shortlist(const PlacementInputs& in, std::vector<Candida
     }
     candidates.clear();
     for (const auto& [c, least] : seen)
-      if (least <= limit) candidates.push_back(c);
+      if (least <= limit || c == best) candidates.push_back(c);
   }
   return candidates;
 }
