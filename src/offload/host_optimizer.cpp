@@ -403,7 +403,9 @@ void HostOptimizer::end() {
   const double seconds = clock_.enter(running_.empty() ? HostTime::other : time_of(running_.front().task));
   if (tracing()) {
     const std::int64_t now = trace_now();
-    trace_span(fmt::format("{} {}", name_of(first.task), first.work.index), std::exchange(traced_, now), now);
+    trace_span(fmt::format("{}{} {}", time_of(first.task) == HostTime::adamw ? "AdamW: " : "", name_of(first.task),
+                           first.work.index),
+               std::exchange(traced_, now), now);
   }
   hand_over(first.work, first.task, time_of(first.task) == HostTime::adamw ? seconds : 0);
 }
