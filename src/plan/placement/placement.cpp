@@ -28,10 +28,10 @@ struct Candidate {
   std::int64_t keep = -1;  // -1: no choice of activations fits
   std::size_t host_bytes = 0, device_short = 0, host_short = 0;
   double least_rank = 0;            // no schedule ranks better
-  std::optional<SimulatedRun> run;  // on a slower host, once it was looked at
+  std::optional<SimulatedRun> run;  // at in.judged_at of the host's rates, once it was looked at
   bool estimated = false;
   std::int64_t undo_buckets = 0;
-  StepEstimate estimate;  // on a slower host
+  StepEstimate estimate;  // of that run
   bool fits() const { return keep >= 0 && host_short == 0; }
 };
 
@@ -58,7 +58,7 @@ Candidate consider(const PlacementInputs& in, int device_units, Residency reside
     if (c.fits() || !state_fits) break;
   }
   if (!c.fits()) return c;
-  const SimulatedRun run = with_slower_host(simulated_run(in, device_units, c.keep, 0, residency));
+  const SimulatedRun run = with_slower_host(simulated_run(in, device_units, c.keep, 0, residency), in.judged_at);
   c.least_rank = least_seconds(run) - run.device_update;
   return c;
 }
@@ -74,7 +74,7 @@ constexpr std::array looks{Look{3, 0.06, 0.25}, Look{4, 0.05, 0.09}, Look{6, 0.0
 const SimulatedRun& run_of(const PlacementInputs& in, Candidate& c) {
   if (!c.run) {
     c.undo_buckets = choose_undo_buckets(in, c.device_units, c.keep, c.host_bytes, c.residency);
-    c.run = with_slower_host(simulated_run(in, c.device_units, c.keep, c.undo_buckets, c.residency));
+    c.run = with_slower_host(simulated_run(in, c.device_units, c.keep, c.undo_buckets, c.residency), in.judged_at);
   }
   return *c.run;
 }

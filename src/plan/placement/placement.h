@@ -21,7 +21,7 @@ struct Placement {
   std::int64_t keep = 0;  // index of inputs.keeps
   std::int64_t undo_buckets = 0;
   StepEstimate estimate;
-  double rank = 0;                                 // by which it was chosen: rank_of() its step on a slower host
+  double rank = 0;                                 // rank_of() its step at inputs.judged_at of the host's rates
   SimulatedRun run;                                // which was estimated
   std::string why_split, why_undo, why_residency;  // for the log; each says the choice and its reason; or empty
   std::int64_t considered = 0, simulated = 0;      // choices, and those of them whose step was simulated

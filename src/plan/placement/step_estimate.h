@@ -79,6 +79,12 @@ class KnownSteps {
   std::map<SimulatedRun, Steps> steps_;
 };
 
+// Placements are chosen by their steps on a host whose AdamW and memory have so much of their rates. During runs on
+// hosts that others use too, AdamW took 9 to 45% longer than it had when it was measured
+// (docs/performance/planning.md). A plan that just hides AdamW at the measured rates would not then, and one that takes
+// a little longer keeps its time.
+inline constexpr double slower_host = 0.85;
+
 struct PlacementInputs {
   MachineRates rates;  // of a rank, while all work
   int ranks = 1;       // each with a slice of every bucket, and all weights and gradients but of gathered units
@@ -87,6 +93,7 @@ struct PlacementInputs {
   Schedule schedule = Schedule::overlapped;
   std::int64_t micro_batches = 1;
   std::int64_t bucket_elements = 0;
+  double judged_at = slower_host;               // of the host's rates, by which placements are chosen
   double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
   double stream_bytes = 2;                      // an element of weights that stream
   bool gathers_together = true;                 // a unit's buckets in one call, else each by itself
@@ -153,13 +160,10 @@ double host_elements(const SimulatedRun& run);
 // A bound that no schedule beats: the seconds of the busiest of those that work at once.
 double least_seconds(const SimulatedRun& run);
 
-// The same run on a host whose AdamW and memory have so much of their rates. Placements are chosen by 85% of them:
-// during runs on hosts that others use too, AdamW took 9 to 45% longer than it had when it was measured
-// (docs/performance/planning.md). A plan that just hides AdamW at the measured rates would not then, and one that takes
-// a little longer keeps its time.
-SimulatedRun with_slower_host(SimulatedRun run, double rates = 0.85);
+// The same run on a host whose AdamW and memory have so much of their rates.
+SimulatedRun with_slower_host(SimulatedRun run, double rates = slower_host);
 
-// Ranks a plan by its estimate on a slower host, lower is better: the seconds of a step without the device's own
+// Ranks a plan by its estimate, lower is better: the seconds of a step without the device's own
 // update. So a parameter whose update the host would hide never ranks better on the host than on the device, though
 // moving it would save device time (1 or 2% of a step): whether an update stays hidden depends on more than was
 // measured.
