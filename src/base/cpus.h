@@ -1,4 +1,4 @@
-// The CPUs that this process may use.
+// The CPUs that the calling thread may use: those of its affinity mask, which a new thread inherits.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace so {
 
-// The cores this process may run on (its affinity mask), each as the operating-system indices of its hardware threads
-// that are in the mask. From hwloc. At least one core, none of them empty.
+// The cores of these CPUs, each as the operating-system indices of its hardware threads that are in the mask. From
+// hwloc. At least one core, none of them empty.
 std::vector<std::vector<int>> usable_cores();
 
 // The CPUs of usable_cores(), one hardware thread per core first, then their siblings.
@@ -19,7 +19,7 @@ std::vector<int> usable_cpus();
 // left, and the first keeps its place. Never more than there are.
 std::vector<int> host_worker_cpus(std::span<const std::vector<int>> cores, int threads);
 
-// How many there are: at least one.
+// How many the calling thread may use: at least one.
 std::size_t count_usable_cpus();
 
 }  // namespace so

@@ -113,21 +113,17 @@ struct ThreadPool::Slot {
 };
 
 struct ThreadPool::State {
-  // Jobs are numbered. Those from `oldest` to `next` may have pieces left; of job i, order[i % most_jobs] is the slot.
-  // Where that has been finished and a later job has it, that one's pieces are taken early, which does no harm.
+  // Jobs are numbered. Those from `oldest` to `next` stand in line and may have pieces left; of job i,
+  // line[i % line_length] is the slot. Where that has been finished and a later job has it, that one's pieces are taken
+  // early, which does no harm.
+  static constexpr std::size_t line_length = 1024;
   alignas(64) std::atomic<std::uint64_t> oldest{0};
   alignas(64) std::atomic<std::uint64_t> next{0};
-  std::atomic<std::uint64_t> everyone{0};  // calls of for_each_worker() so far
   std::atomic<bool> stop{false};
   Bell started, ended;
-  std::array<std::atomic<Slot*>, most_jobs> order{};
+  std::array<std::atomic<Slot*>, line_length> line{};
   std::array<Slot, most_jobs> slots;
   std::mutex beginning;  // held by a thread that lines its job up
-
-  std::mutex everyone_turn;  // held for the length of a for_each_worker()
-  const std::function<void(int)>* everyone_body = nullptr;
-  std::atomic<std::size_t> everyone_unended{0};
-  FirstError everyone_error;
 
   std::vector<int> cpus;
   bool pinned = false;
@@ -172,7 +168,7 @@ struct ThreadPool::State {
     for (;;) {
       std::uint64_t job = oldest.load();
       if (job == next.load()) return false;
-      if (take_from(*order[job % most_jobs].load())) return true;
+      if (take_from(*line[job % line_length].load())) return true;
       oldest.compare_exchange_strong(job, job + 1);  // or another thread has
     }
   }
@@ -196,8 +192,8 @@ struct ThreadPool::State {
 
     const std::lock_guard lock(beginning);
     const std::uint64_t job = next.load();
-    while (job - oldest.load() == most_jobs) take_part();  // at least one of so many has no piece left by now
-    order[job % most_jobs] = slot;
+    while (job - oldest.load() == line_length) take_part();  // until the first in line has no piece left
+    line[job % line_length] = slot;
     next = job + 1;
     started.ring();
     return *slot;
@@ -215,25 +211,10 @@ struct ThreadPool::State {
     return error;
   }
 
-  void run_everyone(int worker) {
-    try {
-      delay_point();
-      (*everyone_body)(worker);
-      delay_point();
-    } catch (...) {
-      everyone_error.keep(std::current_exception());
-    }
-    if (everyone_unended.fetch_sub(1) == 1) ended.ring();
-  }
-
-  void work(int worker) {
-    for (std::uint64_t seen = 0;;) {
-      wait(started, [&] { return stop.load() || everyone.load() != seen || oldest.load() != next.load(); });
+  void work() {
+    for (;;) {
+      wait(started, [&] { return stop.load() || oldest.load() != next.load(); });
       if (stop) return;
-      if (everyone.load() != seen) {
-        ++seen;
-        run_everyone(worker);
-      }
       take_part();
     }
   }
@@ -255,7 +236,7 @@ ThreadPool::ThreadPool(std::string name, std::vector<int> cpus, bool pinned, std
   state.threads.reserve(state.cpus.size());
   try {
     for (std::size_t i = 1; i < state.cpus.size(); ++i) {
-      std::thread& thread = state.threads.emplace_back([&state, i] { state.work(static_cast<int>(i)); });
+      std::thread& thread = state.threads.emplace_back([&state] { state.work(); });
       pthread_setname_np(thread.native_handle(), fmt::format("{:.10}-{}", name, i).c_str());
       if (pinned) pin(thread.native_handle(), state.cpus[i]);
     }
@@ -323,17 +304,5 @@ ThreadPool::Job::~Job() {
 }
 
 bool ThreadPool::Job::done() const { return slot_ == nullptr || slot_->unended.load() == 0; }
-
-void ThreadPool::for_each_worker(const std::function<void(int)>& body) {
-  State& state = *state_;
-  const std::lock_guard turn(state.everyone_turn);
-  state.everyone_body = &body;
-  state.everyone_unended = static_cast<std::size_t>(size());
-  ++state.everyone;
-  state.started.ring();
-  state.run_everyone(0);
-  state.wait(state.ended, [&] { return state.everyone_unended.load() == 0; });
-  if (const std::exception_ptr error = state.everyone_error.take()) std::rethrow_exception(error);
-}
 
 }  // namespace so

@@ -20,10 +20,9 @@ struct ParallelWork {
 // All pieces of all parts, as one.
 ParallelWork all_of(std::vector<ParallelWork> parts);
 
-// Runs jobs, which any thread may give it, also several at once. Their pieces are taken in the order in which the jobs
-// began, and a thread for which a job has no piece left goes on to the next. So where the next has begun in time,
-// nobody waits between two. The thread that gives a job takes part in it, so a pool of n has n-1 threads of its own.
-// A body must not use its pool.
+// Runs jobs, which any thread may give it, also several at once. Its threads take pieces of the job that began first
+// and has one left, so where the next has begun in time, none of them waits between two. The thread that gives a job
+// takes part in it, so a pool of n has n-1 threads of its own. A body must not use its pool.
 class ThreadPool {
   struct Slot;
   struct State;
@@ -38,7 +37,7 @@ class ThreadPool {
   // end of its own, before they sleep; waking a sleeper takes tens of microseconds. None by default: spinning takes the
   // CPU from other threads, such as another pool's. A pool with more workers than this process has CPUs never spins.
   ThreadPool(std::string name, std::vector<int> cpus, bool pinned, std::chrono::microseconds spin = no_spin);
-  // All jobs have ended.
+  // All jobs have ended, and no other thread is in a call.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -58,7 +57,8 @@ class ThreadPool {
   void parallel_for(std::int64_t count, std::int64_t grain,
                     const std::function<void(std::int64_t, std::int64_t)>& body);
 
-  // A job under way. It belongs to the thread that began it, which waits for it where it is destroyed before finish().
+  // A job under way. It belongs to the thread that began it. Where it is destroyed before finish(), that waits for it,
+  // and its error is dropped.
   class Job {
    public:
     Job() = default;  // done
@@ -72,18 +72,15 @@ class ThreadPool {
     ThreadPool* pool_ = nullptr;
     Slot* slot_ = nullptr;  // null: there was nothing to do, or it has been finished
   };
-  // Begins a job and returns while the pool's threads work on it. Waits while `most_jobs` are unfinished, so threads
-  // that begin a job before they finish another must have fewer than that together.
+  // Begins a job and returns while the pool's threads work on it. While `most_jobs` are unfinished this waits: threads
+  // that begin a job and have others unfinished must together have fewer of them, or they may wait for each other.
+  // Behind a thousand jobs, the first of which is long, it takes part in that one.
   static constexpr std::size_t most_jobs = 16;
   Job begin(ParallelWork work);
   // Runs one piece of the oldest job that has one left. Returns false if none has. What the piece throws is its job's.
   bool take_part();
   // Takes part in this job until it is done. Throws as run() does.
   void finish(Job job);
-
-  // Runs body(worker) once for each worker in [0, size()), worker w always on the same thread (0 is the caller).
-  // For first touch of memory and per-worker ranges. Calls from several threads take turns.
-  void for_each_worker(const std::function<void(int)>& body);
 
  private:
   std::unique_ptr<State> state_;

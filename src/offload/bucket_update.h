@@ -16,8 +16,8 @@
 
 namespace so {
 
-// Gradients are fp32 or bf16 [bucket]; weights, of the same length, are written between the bucket's paddings. The work
-// has all that it needs but the memory that tensors, spans and the state have, which must last until it is done.
+// Gradients are fp32 or bf16 [bucket]; weights, of the same length, are written between the bucket's paddings. Until
+// the work is done, what it was made from must last: this object, the buckets, and the memory of tensors and spans.
 class BucketUpdate {
  public:
   BucketUpdate(const ParameterLayout& layout, OptimizerState& state) : layout_(layout), state_(state) {}

@@ -25,8 +25,9 @@ std::int64_t largest(std::span<const Bucket> buckets) {
   return elements;
 }
 
-// A bucket in hand leaves the slots alone from which those before it depart.
-static_assert(HostSchedule::hands < StagingRing::ahead);
+// A gradient is fetched into a slot whose last job has ended: behind the one that is updated, a verdict may void all
+// that is in hand, and as many others are then taken.
+static_assert(2 * (HostSchedule::hands - 1) <= StagingRing::ahead);
 
 HostTime time_of(HostTask task) { return task == HostTask::restore ? HostTime::other : HostTime::adamw; }
 
@@ -382,6 +383,7 @@ void HostOptimizer::start() {
   const int place = schedule_.place_of(work.index);
   lock.unlock();
 
+  // A save begins when nothing is in hand, so only the first may have to wait for it (next_is_ready()).
   const bool changes_state = task == HostTask::update || task == HostTask::follow || task == HostTask::adopt;
   if (changes_state && gate_.pending(work.index)) {
     clock_.enter(HostTime::checkpoint);

@@ -239,15 +239,17 @@ class HostOptimizer {
   StagingRing ring_;
   std::size_t turn_ = 0;
 
+  // The host's thread alone uses these.
+  std::deque<Work> in_hand_;
+  std::deque<Running> running_;
+  std::int64_t traced_ = 0;  // when the trace's last span of running work ended, or the first began
+
   mutable std::mutex mutex_;  // guards all below, and the states of host-owned buckets
   std::condition_variable changed_;
   HostSchedule schedule_;
   std::vector<Entry> entries_;  // by bucket; events are null for those of others
   AdamWSteps unclipped_, final_;
   Event* late_read_ = nullptr;  // open_late()'s, until late buckets are open
-  std::deque<Work> in_hand_;    // this and the next belong to the host's thread
-  std::deque<Running> running_;
-  std::int64_t traced_ = 0;  // when the trace's last span of running work ended, or the first began
   bool stop_ = false;
   std::exception_ptr error_;
   HostPace pace_, link_pace_;

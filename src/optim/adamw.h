@@ -107,8 +107,9 @@ using WeightSpan = std::variant<std::monostate, std::span<float>, std::span<bf16
 void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, AdamWState out,
                   WeightSpan weights = {});
 
-// The same bits, as work that threads share; its pieces meet at cache-line boundaries. What is wrong with the arguments
-// is thrown at once.
+// The same bits, as work that threads share; its pieces meet at cache-line boundaries. The step is copied, and the
+// arrays must last until the work is done. What is wrong with the arguments is thrown at once; a piece throws if its
+// thread flushes subnormals.
 ParallelWork adamw_update_work(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in,
                                AdamWState out, WeightSpan weights = {});
 // By all threads of the pool. Blocks until done.

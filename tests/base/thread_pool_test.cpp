@@ -164,11 +164,6 @@ TEST_P(ThreadPoolSpin, JobsFollowOneAnother) {
       result[static_cast<std::size_t>(begin)] = round + begin;
     });
     for (std::int64_t i = 0; i < count; ++i) ASSERT_EQ(result[static_cast<std::size_t>(i)], round + i);
-    if (round % 3 == 0) {
-      std::vector<int> workers(static_cast<std::size_t>(pool.size()), 0);
-      pool.for_each_worker([&](int worker) { ++workers[static_cast<std::size_t>(worker)]; });
-      ASSERT_EQ(workers, (std::vector<int>{1, 1}));
-    }
     if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the workers fall asleep
   }
 }
@@ -177,8 +172,9 @@ TEST_P(ThreadPoolSpin, JobsFollowOneAnother) {
 TEST_P(ThreadPoolSpin, SleepsWhereAWaitIsLong) {
   for (int round = 0; round < 5; ++round) {
     std::atomic<int> done{0};
-    pool.for_each_worker([&](int worker) {
-      if (worker == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    const std::thread::id caller = std::this_thread::get_id();
+    pool.parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
+      if (std::this_thread::get_id() != caller) std::this_thread::sleep_for(std::chrono::milliseconds(3));
       ++done;
     });
     EXPECT_EQ(done, 2);
@@ -186,14 +182,15 @@ TEST_P(ThreadPoolSpin, SleepsWhereAWaitIsLong) {
   }
 }
 
-TEST_P(ThreadPoolSpin, AnErrorOfAnyWorkerArrives) {
+TEST_P(ThreadPoolSpin, AnErrorOfAnyPieceArrives) {
   for (int round = 0; round < 200; ++round)
     for (int failing : {0, 1})
-      EXPECT_THROW(pool.for_each_worker([&](int worker) {
-        if (worker == failing) throw std::runtime_error("x");
-      }),
+      EXPECT_THROW(pool.parallel_for(2, 1,
+                                     [&](std::int64_t piece, std::int64_t) {
+                                       if (piece == failing) throw std::runtime_error("x");
+                                     }),
                    std::runtime_error);
-  pool.for_each_worker([](int) {});  // the error is gone
+  pool.parallel_for(2, 1, [](std::int64_t, std::int64_t) {});  // the error is gone
 }
 
 TEST_P(ThreadPoolSpin, TakesCallsFromSeveralThreads) {
@@ -207,7 +204,7 @@ TEST_P(ThreadPoolSpin, TakesCallsFromSeveralThreads) {
   EXPECT_EQ(sum, 4 * 200 * 10);
 }
 
-// More jobs than there are slots, two of each thread at a time: each has its slot to itself until it is finished.
+// Many jobs, two of each thread at a time: each has its slot to itself until it is finished.
 TEST_P(ThreadPoolSpin, JobsOfSeveralThreadsOverlap) {
   std::vector<std::thread> callers;
   for (int t = 0; t < 4; ++t)
@@ -228,13 +225,36 @@ TEST_P(ThreadPoolSpin, JobsOfSeveralThreadsOverlap) {
   for (auto& c : callers) c.join();
 }
 
-TEST(ThreadPool, RunsEachWorkerOnItsOwnThread) {
-  ThreadPool pool("test", {0, 1, 2}, false);
-  std::vector<std::thread::id> first(3), second(3);
-  pool.for_each_worker([&](int w) { first[static_cast<std::size_t>(w)] = std::this_thread::get_id(); });
-  pool.for_each_worker([&](int w) { second[static_cast<std::size_t>(w)] = std::this_thread::get_id(); });
-  EXPECT_EQ(first, second);
-  EXPECT_NE(first[1], first[2]);
+// A thread that begins another job while `most_jobs` are unfinished waits until one has been finished.
+TEST_P(ThreadPoolSpin, AJobWaitsForASlot) {
+  std::vector<ThreadPool::Job> jobs;
+  for (std::size_t i = 0; i < ThreadPool::most_jobs; ++i)
+    jobs.push_back(pool.begin({1, 1, [](std::int64_t, std::int64_t) {}}));
+  std::atomic<bool> began{false};
+  std::thread other([&] {
+    ThreadPool::Job job = pool.begin({1, 1, [](std::int64_t, std::int64_t) {}});
+    began = true;
+    pool.finish(std::move(job));
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_FALSE(began);
+  pool.finish(std::move(jobs[ThreadPool::most_jobs / 2]));
+  other.join();
+  EXPECT_TRUE(began);
+  for (ThreadPool::Job& job : jobs) pool.finish(std::move(job));
+}
+
+// Jobs that are over stand in line behind one that is not, until the line is full.
+TEST(ThreadPool, ALongJobHoldsNoOtherUp) {
+  ThreadPool pool("test", {}, false);
+  std::int64_t of_long = 0, of_short = 0;
+  ThreadPool::Job job = pool.begin({3000, 1, [&](std::int64_t, std::int64_t) { ++of_long; }});
+  for (int i = 0; i < 1000; ++i) pool.finish(pool.begin({1, 1, [&](std::int64_t, std::int64_t) { ++of_short; }}));
+  EXPECT_EQ(of_long, 0);
+  for (int i = 0; i < 1000; ++i) pool.finish(pool.begin({1, 1, [&](std::int64_t, std::int64_t) { ++of_short; }}));
+  pool.finish(std::move(job));
+  EXPECT_EQ(of_long, 3000);
+  EXPECT_EQ(of_short, 2000);
 }
 
 INSTANTIATE_TEST_SUITE_P(Spins, ThreadPoolSpin,
@@ -259,9 +279,19 @@ TEST(ThreadPool, PinsItsWorkersAndOnRequestItsCaller) {
     loose.pin_caller();
     EXPECT_EQ(affinity(), before);
     pinned.pin_caller();
-    pinned.for_each_worker([&](int worker) { seen[static_cast<std::size_t>(worker)] = affinity(); });
+    // A thread that has a piece keeps it until each of them has one.
+    std::atomic<std::size_t> began{0};
+    const auto all = static_cast<std::int64_t>(cpus.size());
+    pinned.parallel_for(all, 1, [&](std::int64_t piece, std::int64_t) {
+      seen[static_cast<std::size_t>(piece)] = affinity();
+      for (++began; began < cpus.size();) std::this_thread::yield();
+    });
   }).join();
-  for (std::size_t i = 0; i < cpus.size(); ++i) EXPECT_EQ(seen[i], std::vector<int>{cpus[i]});
+  std::vector<std::vector<int>> expected;
+  for (const int cpu : cpus) expected.push_back({cpu});
+  std::sort(seen.begin(), seen.end());
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(seen, expected);
   EXPECT_EQ(affinity(), before) << "another thread was pinned";
 }
 

@@ -116,8 +116,8 @@ class HostAdamW {
   const DType moments_;
   const AdamWStep step_ = make_adamw_step({}, 1e-5, 0.01, 1);
   const std::int64_t elements_;
-  // The engine's, where there is that much.
-  const std::int64_t bucket_elements_ = std::min(std::int64_t{4} << 20, elements_);
+  // The engine's, where there is that much. Of four or more no two that follow one another share memory.
+  const std::int64_t bucket_elements_ = std::min(std::int64_t{4} << 20, elements_ / 4);
   std::int64_t next_ = 0;
   Buffer master_, m_, v_, gradient_, weights_;
 };
@@ -169,11 +169,11 @@ double rate_beside_copies(Device& device, ThreadPool& pool, HostAdamW& adamw, do
   CopiesBeside to_host(device, host[0], here[0], link_to_host), to_device(device, here[1], host[1], link_to_device);
   // Copies last beyond the update that they slow down.
   HostAdamW::Sequence<bf16> updates(adamw);
-  double moved = 0, spent = 0;
+  double moved = 0, copied = 0, spent = 0;
   for (double ahead = 0.01; spent < seconds;) {
     for (CopiesBeside* copies : {&to_host, &to_device}) copies->keep_busy(ahead);
-    const double before = to_host.bytes_done() + to_device.bytes_done(), update = updates.update();
-    moved += adamw.bytes<bf16>() + to_host.bytes_done() + to_device.bytes_done() - before;
+    const double update = updates.update(), until_now = to_host.bytes_done() + to_device.bytes_done();
+    moved += adamw.bytes<bf16>() + until_now - std::exchange(copied, until_now);
     spent += update;
     ahead = std::max(ahead, 2 * update);
   }
