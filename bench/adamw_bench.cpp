@@ -27,8 +27,10 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "bench_main.h"
 #include "optim/adamw.h"
 #include "optim/adamw_tuning.h"
+#include "plan/machine/measure.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../bench/adamw_bench.cpp"  // found from src/
@@ -172,11 +174,6 @@ struct Case {
   std::vector<double> seconds, limit_seconds;
 };
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
 double seconds_of(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
@@ -311,12 +308,5 @@ int main_bench(int argc, char** argv) {
 }  // namespace
 }  // namespace so::bench
 
-int main(int argc, char** argv) {
-  try {
-    return so::bench::main_bench(argc, argv);
-  } catch (const so::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return so::bench::run_program(so::bench::main_bench, argc, argv); }
 #endif  // HWY_ONCE

@@ -24,9 +24,11 @@
 #include "base/cpus.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "bench_main.h"
 #include "device/device.h"
 #include "offload/memory/touch.h"
 #include "optim/adamw.h"
+#include "plan/machine/measure.h"
 
 namespace so::bench {
 namespace {
@@ -36,11 +38,6 @@ constexpr std::size_t arrays = 3;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
 
 // Copies one way, one after another, from its construction until stop().
 class Copies {
@@ -179,11 +176,4 @@ int main_bench(int argc, char** argv) {
 }  // namespace
 }  // namespace so::bench
 
-int main(int argc, char** argv) {
-  try {
-    return so::bench::main_bench(argc, argv);
-  } catch (const so::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return so::bench::run_program(so::bench::main_bench, argc, argv); }

@@ -1,4 +1,4 @@
-// What it costs that AdamW on the host goes bucket by bucket.
+// Measures what it costs that AdamW on the host goes bucket by bucket.
 //
 //   bench_adamw_buckets [million parameters = 500] [million elements of a bucket = 4.194304] [rounds = 9] [threads]
 //
@@ -20,6 +20,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "bench_main.h"
 #include "optim/adamw.h"
 #include "plan/machine/measure.h"
 
@@ -68,9 +69,7 @@ void time_moments(ThreadPool& pool, std::int64_t buckets, std::int64_t bucket, i
     ThreadPool::Job before = pool.begin(work(0));
     for (std::int64_t i = 1; i < buckets; ++i) {
       ThreadPool::Job job = pool.begin(work(i));
-      while (!before.done() && pool.take_part()) {
-      }
-      pool.finish(std::exchange(before, std::move(job)));
+      pool.finish_in_line(std::exchange(before, std::move(job)));
     }
     pool.finish(std::move(before));
   };
@@ -121,11 +120,4 @@ int main_bench(int argc, char** argv) {
 }  // namespace
 }  // namespace so::bench
 
-int main(int argc, char** argv) {
-  try {
-    return so::bench::main_bench(argc, argv);
-  } catch (const so::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return so::bench::run_program(so::bench::main_bench, argc, argv); }

@@ -8,7 +8,6 @@
 // those here; the device's have them in device memory. Host and device take the next bucket when they are free. Rounds
 // interleave the three; printed are medians, and what the memory and the link moved: 28 bytes a parameter by the host,
 // 24 over the link. Printed first is how long it takes to pin memory, untouched and touched by all threads before.
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -22,10 +21,12 @@
 #include "base/cpus.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "bench_main.h"
 #include "device/device.h"
 #include "offload/memory/touch.h"
 #include "optim/adamw.h"
 #include "optim/device_adamw.h"
+#include "plan/machine/measure.h"
 
 namespace so::bench {
 namespace {
@@ -34,11 +35,6 @@ constexpr std::int64_t bucket = std::int64_t{4} << 20;
 constexpr std::size_t slots = 3, arrays = 3;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
 
 // State that travels: three streams, and places for three buckets on the device.
 class Link {
@@ -202,11 +198,4 @@ int main_bench(int argc, char** argv) {
 }  // namespace
 }  // namespace so::bench
 
-int main(int argc, char** argv) {
-  try {
-    return so::bench::main_bench(argc, argv);
-  } catch (const so::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return so::bench::run_program(so::bench::main_bench, argc, argv); }

@@ -22,7 +22,9 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "bench_main.h"
 #include "optim/adamw.h"
+#include "plan/machine/measure.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../bench/split_master_bench.cpp"  // found from src/
@@ -158,11 +160,6 @@ double seconds_of(const Body& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
-  return values[values.size() / 2];
-}
-
 int run(int argc, char** argv) {
   const std::int64_t n = (argc > 1 ? std::atoll(argv[1]) : 32) << 20;
   const int repetitions = argc > 2 ? std::atoi(argv[2]) : 15;
@@ -239,12 +236,5 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace so::bench
 
-int main(int argc, char** argv) {
-  try {
-    return so::bench::run(argc, argv);
-  } catch (const so::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return so::bench::run_program(so::bench::run, argc, argv); }
 #endif  // HWY_ONCE

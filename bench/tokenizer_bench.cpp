@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bench_main.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace {
@@ -87,11 +88,4 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const so::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return so::bench::run_program(run, argc, argv); }

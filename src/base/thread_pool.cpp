@@ -291,6 +291,12 @@ void ThreadPool::finish(Job job) {
     std::rethrow_exception(error);
 }
 
+void ThreadPool::finish_in_line(Job job) {
+  while (!job.done() && take_part()) {
+  }
+  finish(std::move(job));
+}
+
 ThreadPool::Job::Job(Job&& other) noexcept : pool_(other.pool_), slot_(std::exchange(other.slot_, nullptr)) {}
 
 ThreadPool::Job& ThreadPool::Job::operator=(Job&& other) noexcept {

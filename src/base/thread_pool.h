@@ -81,6 +81,8 @@ class ThreadPool {
   bool take_part();
   // Takes part in this job until it is done. Throws as run() does.
   void finish(Job job);
+  // The same, and takes part in other jobs where this one has no piece left: for a thread that has begun the next.
+  void finish_in_line(Job job);
 
  private:
   std::unique_ptr<State> state_;

@@ -15,34 +15,38 @@ namespace {
 
 constexpr std::int64_t copy_grain = 1 << 16;
 
-// `count` elements of one, from `first` on.
-Tensor elements_of(const Tensor& tensor, std::int64_t first, std::int64_t count) {
-  return {static_cast<std::byte*>(tensor.data()) + static_cast<std::size_t>(first) * size_of(tensor.dtype()),
-          tensor.dtype(),
-          {count}};
+GradientSpan gradient_elements(const Tensor& gradient, std::int64_t first, std::int64_t count) {
+  const auto at = static_cast<std::size_t>(first), size = static_cast<std::size_t>(count);
+  if (gradient.dtype() == DType::bf16) return gradient.span<const bf16>().subspan(at, size);
+  return gradient.span<const float>().subspan(at, size);
+}
+
+WeightSpan weight_elements(const Tensor& weights, std::int64_t first, std::int64_t count) {
+  const auto at = static_cast<std::size_t>(first), size = static_cast<std::size_t>(count);
+  if (!weights) return {};
+  if (weights.dtype() == DType::bf16) return weights.span<bf16>().subspan(at, size);
+  return weights.span<float>().subspan(at, size);
+}
+
+// Elements [begin, end) of the weights become their masters, rounded.
+void write_masters(const float* masters, const WeightSpan& weights, std::int64_t begin, std::int64_t end) {
+  const auto first = static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin);
+  if (const auto* narrow = std::get_if<std::span<bf16>>(&weights))
+    round_to_bf16(masters + begin, narrow->data() + first, count);
+  else if (const auto* wide = std::get_if<std::span<float>>(&weights))
+    std::memcpy(wide->data() + first, masters + begin, count * sizeof(float));
 }
 
 }  // namespace
 
-// What add(parts, run, gradient, weights) adds for each run of parameters that one update covers, or none.
+// Returns what add(parts, run, gradient, weights) adds for each run of parameters that one update covers, or none.
 template <class Add>
 BucketUpdate::Parts BucketUpdate::for_each_run(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient,
                                                Tensor weights, const Add& add) const {
   Parts parts;
   for (const AdamWSteps::Run& run : steps.runs(layout_, bucket.own())) {
-    const auto first = static_cast<std::size_t>(run.range.begin - bucket.own().begin),
-               count = static_cast<std::size_t>(run.range.size());
-    GradientSpan g;
-    if (gradient.dtype() == DType::bf16)
-      g = gradient.span<const bf16>().subspan(first, count);
-    else
-      g = gradient.span<const float>().subspan(first, count);
-    WeightSpan w;
-    if (weights && weights.dtype() == DType::bf16)
-      w = weights.span<bf16>().subspan(first, count);
-    else if (weights)
-      w = weights.span<float>().subspan(first, count);
-    add(parts, run, g, w);
+    const std::int64_t first = run.range.begin - bucket.own().begin, count = run.range.size();
+    add(parts, run, gradient_elements(gradient, first, count), weight_elements(weights, first, count));
   }
   return parts;
 }
@@ -99,29 +103,22 @@ ParallelWork BucketUpdate::preview_rows(std::span<const Bucket> buckets, const A
               for (; bucket != buckets.end() && bucket->range().begin < row.end; ++bucket) {
                 const Range part = common(bucket->range(), row);
                 const std::int64_t at = i * width + part.begin - begin;
-                preview_part(*bucket, steps, part, elements_of(gradients, at, part.size()),
-                             elements_of(weights, at, part.size()));
+                preview_part(*bucket, steps, part, gradients, weights, at);
               }
             }
           }};
 }
 
-void BucketUpdate::preview_part(const Bucket& bucket, const AdamWSteps& steps, Range part, Tensor gradients,
-                                Tensor weights) const {
+void BucketUpdate::preview_part(const Bucket& bucket, const AdamWSteps& steps, Range part, const Tensor& gradients,
+                                const Tensor& weights, std::int64_t at) const {
   for (const AdamWSteps::Run& run : steps.runs(layout_, part)) {
-    const auto count = static_cast<std::size_t>(run.range.size());
-    const Tensor g = elements_of(gradients, run.range.begin - part.begin, run.range.size()),
-                 w = elements_of(weights, run.range.begin - part.begin, run.range.size());
-    if (run.step != nullptr) {
-      const GradientSpan gradient =
-          g.dtype() == DType::bf16 ? GradientSpan(g.span<const bf16>()) : GradientSpan(g.span<const float>());
-      const WeightSpan weight = w.dtype() == DType::bf16 ? WeightSpan(w.span<bf16>()) : WeightSpan(w.span<float>());
-      adamw_preview(*run.step, run.decay, gradient, state_.at(bucket, run.range.begin), weight);
-    } else if (const float* const master = state_.master(bucket, run.range.begin); w.dtype() == DType::bf16) {
-      round_to_bf16(master, w.as<bf16>(), count);
-    } else {
-      std::memcpy(w.data(), master, count * sizeof(float));
-    }
+    const std::int64_t first = at + run.range.begin - part.begin, count = run.range.size();
+    const WeightSpan w = weight_elements(weights, first, count);
+    if (run.step != nullptr)
+      adamw_preview(*run.step, run.decay, gradient_elements(gradients, first, count),
+                    state_.at(bucket, run.range.begin), w);
+    else
+      write_masters(state_.master(bucket, run.range.begin), w, 0, count);
   }
 }
 
@@ -140,13 +137,9 @@ void BucketUpdate::add_copied_state(Parts& parts, int place, const Bucket& bucke
 }
 
 ParallelWork BucketUpdate::copy_weights(const Bucket& bucket, Range range, const WeightSpan& weights) const {
-  const float* const master = state_.master(bucket, range.begin);
-  return {range.size(), copy_grain, [=](std::int64_t begin, std::int64_t end) {
-            const auto first = static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin);
-            if (const auto* narrow = std::get_if<std::span<bf16>>(&weights))
-              round_to_bf16(master + begin, narrow->data() + first, count);
-            else if (const auto* wide = std::get_if<std::span<float>>(&weights))
-              std::memcpy(wide->data() + first, master + begin, count * sizeof(float));
+  return {range.size(), copy_grain,
+          [masters = state_.master(bucket, range.begin), weights](std::int64_t begin, std::int64_t end) {
+            write_masters(masters, weights, begin, end);
           }};
 }
 
@@ -171,14 +164,7 @@ void BucketUpdate::add_cleared_padding(Parts& parts, int place, const Bucket& bu
 }
 
 ParallelWork BucketUpdate::round_masters(const Bucket& bucket, Tensor weights) const {
-  const float* const master = state_.master(bucket, bucket.own().begin);
-  return {bucket.own().size(), copy_grain, [=](std::int64_t begin, std::int64_t end) {
-            const auto count = static_cast<std::size_t>(end - begin);
-            if (weights.dtype() == DType::bf16)
-              round_to_bf16(master + begin, weights.as<bf16>() + begin, count);
-            else
-              std::memcpy(weights.as<float>() + begin, master + begin, count * sizeof(float));
-          }};
+  return copy_weights(bucket, bucket.own(), weight_elements(weights, 0, bucket.own().size()));
 }
 
 }  // namespace so

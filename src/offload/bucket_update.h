@@ -47,9 +47,9 @@ class BucketUpdate {
   // Both are for parameters that the step leaves as they are: the first copies their state to a place for new state.
   void add_copied_state(Parts& parts, int place, const Bucket& bucket, Range range) const;
   ParallelWork copy_weights(const Bucket& bucket, Range range, const WeightSpan& weights) const;
-  // On the calling thread: `part` lies in the bucket; gradients and weights are those of its first element and the
-  // rest.
-  void preview_part(const Bucket& bucket, const AdamWSteps& steps, Range part, Tensor gradients, Tensor weights) const;
+  // On the calling thread: `part` lies in the bucket, and from `at` on in gradients and weights.
+  void preview_part(const Bucket& bucket, const AdamWSteps& steps, Range part, const Tensor& gradients,
+                    const Tensor& weights, std::int64_t at) const;
 
   const ParameterLayout& layout_;
   OptimizerState& state_;

@@ -108,9 +108,7 @@ TEST(ThreadPool, NobodyWaitsBetweenTwoJobs) {
                                           met = next_ran.load();
                                         }});
     ThreadPool::Job second = pool.begin({1, 1, [&](std::int64_t, std::int64_t) { next_ran = true; }});
-    while (pool.take_part()) {
-    }
-    pool.finish(std::move(first));
+    pool.finish_in_line(std::move(first));
     pool.finish(std::move(second));
     ASSERT_TRUE(met) << round;
   }

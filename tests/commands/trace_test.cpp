@@ -36,7 +36,7 @@ TEST(Trace, OfATrainingStepShowsStreamsHostWorkAndWaits) {
   }
   const auto host = trace.names(trace.threads);
   for (const char* name : {"step", "wait for an event"}) EXPECT_TRUE(host.contains(name)) << name;
-  // Of buckets, in one of the ways.
+  // Buckets are updated in any of several ways.
   EXPECT_TRUE(std::any_of(host.begin(), host.end(), [](const auto& name) { return name.starts_with("AdamW"); }));
   const auto& main = trace.threads.at("main");
   EXPECT_EQ(std::count_if(main.begin(), main.end(), [](const auto& span) { return span.name == "step"; }), 1);

@@ -63,9 +63,7 @@ class HostAdamW {
     // Seconds until the next one's end, from the last one's.
     double update() {
       ThreadPool::Job next = adamw_.begin<T>();
-      while (!job_.done() && adamw_.pool_.take_part()) {
-      }
-      adamw_.pool_.finish(std::exchange(job_, std::move(next)));
+      adamw_.pool_.finish_in_line(std::exchange(job_, std::move(next)));
       const auto last = std::exchange(end_, Clock::now());
       return std::chrono::duration<double>(end_ - last).count();
     }
