@@ -112,16 +112,22 @@ struct ThreadPool::Slot {
   std::atomic<bool> taken{false};  // by a job that has not been finished
 };
 
-struct ThreadPool::State {
-  // Jobs are numbered. Those from `oldest` to `next` stand in line and may have pieces left; of job i,
-  // line[i % line_length] is the slot. Where that has been finished and a later job has it, that one's pieces are taken
-  // early, which does no harm.
-  static constexpr std::size_t line_length = 1024;
+// Jobs are numbered. Those from `oldest` to `next` stand in line and may have pieces left; of job i, slots[i % length]
+// is the slot. Where that has been finished and a later job has it, that one's pieces are taken early, which does no
+// harm.
+struct ThreadPool::Line {
+  static constexpr std::size_t length = 1024;
   alignas(64) std::atomic<std::uint64_t> oldest{0};
   alignas(64) std::atomic<std::uint64_t> next{0};
+  std::array<std::atomic<Slot*>, length> slots{};
+
+  bool empty() const { return oldest.load() == next.load(); }
+};
+
+struct ThreadPool::State {
+  Line before, line;  // the jobs that go before others, and the others
   std::atomic<bool> stop{false};
   Bell started, ended;
-  std::array<std::atomic<Slot*>, line_length> line{};
   std::array<Slot, most_jobs> slots;
   std::mutex beginning;  // held by a thread that lines its job up
 
@@ -164,14 +170,16 @@ struct ThreadPool::State {
     return true;
   }
 
-  bool take_part() {
+  bool take_from(Line& jobs) {
     for (;;) {
-      std::uint64_t job = oldest.load();
-      if (job == next.load()) return false;
-      if (take_from(*line[job % line_length].load())) return true;
-      oldest.compare_exchange_strong(job, job + 1);  // or another thread has
+      std::uint64_t job = jobs.oldest.load();
+      if (job == jobs.next.load()) return false;
+      if (take_from(*jobs.slots[job % Line::length].load())) return true;
+      jobs.oldest.compare_exchange_strong(job, job + 1);  // or another thread has
     }
   }
+
+  bool take_part() { return take_from(before) || take_from(line); }
 
   Slot* take_slot() {
     for (Slot& slot : slots)
@@ -179,7 +187,7 @@ struct ThreadPool::State {
     return nullptr;
   }
 
-  Slot& begin(ParallelWork work) {
+  Slot& begin(ParallelWork work, Line& jobs) {
     Slot* slot = take_slot();
     while (slot == nullptr) {
       wait(ended, [&] { return std::any_of(slots.begin(), slots.end(), [](const Slot& s) { return !s.taken; }); });
@@ -191,10 +199,10 @@ struct ThreadPool::State {
     slot->left.store(slot->pieces, std::memory_order_release);
 
     const std::lock_guard lock(beginning);
-    const std::uint64_t job = next.load();
-    while (job - oldest.load() == line_length) take_part();  // until the first in line has no piece left
-    line[job % line_length] = slot;
-    next = job + 1;
+    const std::uint64_t job = jobs.next.load();
+    while (job - jobs.oldest.load() == Line::length) take_from(jobs);  // until the first in line has no piece left
+    jobs.slots[job % Line::length] = slot;
+    jobs.next = job + 1;
     started.ring();
     return *slot;
   }
@@ -213,7 +221,7 @@ struct ThreadPool::State {
 
   void work() {
     for (;;) {
-      wait(started, [&] { return stop.load() || oldest.load() != next.load(); });
+      wait(started, [&] { return stop.load() || !before.empty() || !line.empty(); });
       if (stop) return;
       take_part();
     }
@@ -274,14 +282,18 @@ void ThreadPool::parallel_for(std::int64_t count, std::int64_t grain,
   finish(begin({count, grain, [&body](std::int64_t from, std::int64_t to) { body(from, to); }}));
 }
 
-ThreadPool::Job ThreadPool::begin(ParallelWork work) {
+ThreadPool::Job ThreadPool::begin(ParallelWork work, Line& jobs) {
   SO_CHECK(work.grain > 0, "grain {}", work.grain);
   Job job;
   if (work.count <= 0) return job;
   job.pool_ = this;
-  job.slot_ = &state_->begin(std::move(work));
+  job.slot_ = &state_->begin(std::move(work), jobs);
   return job;
 }
+
+ThreadPool::Job ThreadPool::begin(ParallelWork work) { return begin(std::move(work), state_->line); }
+
+ThreadPool::Job ThreadPool::begin_before_others(ParallelWork work) { return begin(std::move(work), state_->before); }
 
 bool ThreadPool::take_part() { return state_->take_part(); }
 

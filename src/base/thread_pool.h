@@ -21,10 +21,12 @@ struct ParallelWork {
 ParallelWork all_of(std::vector<ParallelWork> parts);
 
 // Runs jobs, which any thread may give it, also several at once. Its threads take pieces of the job that began first
-// and has one left, so where the next has begun in time, none of them waits between two. The thread that gives a job
-// takes part in it, so a pool of n has n-1 threads of its own. A body must not use its pool.
+// and has one left, so where the next has begun in time, none of them waits between two; jobs that go before others are
+// a line of their own. The thread that gives a job takes part in it, so a pool of n has n-1 threads of its own. A body
+// must not use its pool.
 class ThreadPool {
   struct Slot;
+  struct Line;
   struct State;
 
  public:
@@ -77,7 +79,10 @@ class ThreadPool {
   // Behind a thousand jobs, the first of which is long, it takes part in that one.
   static constexpr std::size_t most_jobs = 16;
   Job begin(ParallelWork work);
-  // Runs one piece of the oldest job that has one left. Returns false if none has. What the piece throws is its job's.
+  // The same, before all jobs that did not begin so: a thread takes no piece of these while this has one left. For
+  // short work that something waits for.
+  Job begin_before_others(ParallelWork work);
+  // Runs one piece of the job whose turn it is. Returns false if none has. What the piece throws is its job's.
   bool take_part();
   // Takes part in this job until it is done. Throws as run() does.
   void finish(Job job);
@@ -85,6 +90,8 @@ class ThreadPool {
   void finish_in_line(Job job);
 
  private:
+  Job begin(ParallelWork work, Line& jobs);
+
   std::unique_ptr<State> state_;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "device/trace.h"
 
 namespace so {
 namespace {
@@ -129,6 +130,7 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
   }
   // The first pass needs only rows of a late embedding, and does not wait for the whole.
   if (!late_rows_ || unit != 0) passes_.need(unit, stream);
+  if (!sent) choose_updates();
   if (!here) waits_.begin(stream, sent ? weights.reason() : WaitReason::host);
   for (const Bucket& bucket : buckets) {  // also if all are here: a copy that failed must stop this stream too
     if (!bucket.on_host()) continue;
@@ -230,6 +232,7 @@ bool OffloadEngine::has_gradient(int unit) const {
 GradientSink::Target OffloadEngine::gradient(int first, int count) {
   const int unit = layout_.parameter(first).unit;
   if (!layout_.trains_any(first, count)) return {};
+  choose_updates();
   SO_CHECK(!moves(unit) || exchange_ || moved_->holds(unit), "a gradient of '{}', which was not required",
            layout_.parameter(first).name);
   Target target{gradients_.places().view(first, count),
@@ -272,7 +275,16 @@ void OffloadEngine::begin_last_micro_batch(std::span<const ParameterUpdate> upda
 void OffloadEngine::begin_last() {
   last_micro_batch_ = true;
   has_statistics_ = false;
+  updates_chosen_ = false;
   passes_.begin_last();
+  host_.throw_if_failed();
+}
+
+// To choose takes milliseconds. The device would wait for that before the forward pass, so it is done where the forward
+// pass must wait for the host in any case, or else when the first gradient comes: the device is behind then.
+void OffloadEngine::choose_updates() {
+  if (!last_micro_batch_ || std::exchange(updates_chosen_, true)) return;
+  const TraceSpan span("choose updates");
   host_.begin_step(steps(1.0f), policy_->choose(facts()));
 }
 
@@ -309,6 +321,7 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
 }
 
 void OffloadEngine::complete_last(int unit, Stream& stream) {
+  choose_updates();
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
   const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});

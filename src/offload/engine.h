@@ -114,8 +114,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // and the whole last or never. From that step on the unit is updated after the verdict, behind all others, and
   // preview_rows() computes those rows' weights. Requires weights in the caller's memory.
   void set_late(int unit);
-  // Between a step's verdict and anything that requires a late unit's weights: HostOptimizer::preview_rows(), of a
-  // parameter of such a unit.
+  // Between a step's verdict and anything that requires a late unit's weights. Computes those of some rows of such a
+  // unit's parameter, as HostOptimizer::begin_rows() has it; they are written on return. Returns false, having done
+  // nothing, if the unit's update may have begun already: then it must be required.
   bool preview_rows(int parameter, std::int64_t width, std::span<const std::int64_t> rows, const void* gradients,
                     void* weights);
   // Where the gradient of a host-owned unit's parameter lies on the device, from its last step's until the next one.
@@ -213,6 +214,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // The slot that holds the gradients of this unit, which is in slices.
   GradientSlot& slot_of(int unit) { return gradient_slots_[static_cast<std::size_t>(gradients_.places().slot(unit))]; }
   void begin_last();
+  void choose_updates();  // once in a step's last micro-batch, by its first gradient
   // This step's updates, whose gradients are multiplied by `clip`.
   AdamWSteps steps(float clip) const;
   void mark_late(int unit);
@@ -272,6 +274,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::vector<bool> written_;  // by parameter: has a gradient in this step; in slices: in this micro-batch
   std::vector<bool> reduced_;  // by unit: its slices have gradients of this step's micro-batches
   bool last_micro_batch_ = false;
+  bool updates_chosen_ = false;     // of it
   bool has_statistics_ = false;     // of the step's gradients
   std::int64_t micro_batches_ = 0;  // of this step, whose backward passes are enqueued
   double lr_ = 0, max_grad_norm_ = 0;

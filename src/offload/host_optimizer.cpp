@@ -98,6 +98,11 @@ void HostOptimizer::wait_until(std::unique_lock<std::mutex>& lock, const Ready& 
   throw_error();
 }
 
+void HostOptimizer::throw_if_failed() const {
+  const std::lock_guard lock(mutex_);
+  throw_error();
+}
+
 void HostOptimizer::begin_step(const AdamWSteps& unclipped, UpdateChoice choice) {
   const std::lock_guard lock(mutex_);
   throw_error();

@@ -3,7 +3,8 @@
 // them (link_update.h). What is done and when, HostSchedule decides (host_schedule.h).
 //
 // The engine's thread makes all calls; each says whether it waits for these two. The first error, of a thread or given
-// to fail(), ends the threads' work and is thrown by every call from begin_step() to finish() but land() and landed().
+// to fail(), ends the threads' work and is thrown by every call from throw_if_failed() to finish() but land() and
+// landed().
 #pragma once
 
 #include <condition_variable>
@@ -62,6 +63,8 @@ class HostOptimizer {
   std::span<const int> owned() const { return schedule_.owned(); }
   std::span<const std::int64_t> elements() const { return schedule_.elements(); }
 
+  // Throws what has failed so far, if anything has.
+  void throw_if_failed() const;
   // The gradients of the next step's last micro-batch are about to come. `unclipped`: the update if it stands as it is.
   void begin_step(const AdamWSteps& unclipped, UpdateChoice choice);
   // Waits until the bucket's former gradient is no longer needed; then its device memory may be written by work that
@@ -98,12 +101,15 @@ class HostOptimizer {
   void set_late(const Bucket& bucket);
   // Whether the last verdict's update of late buckets waits for open_late(), so that it cannot begin meanwhile.
   bool late_waits() const;
-  // Computes the weights that the last verdict gives some rows of a parameter in late buckets, on the calling thread
-  // and the pool's. They are written on return. Returns false, having done nothing, if the late buckets' update may
-  // have begun already: then the caller must require the buckets' weights.
-  // `rows`: of `width` elements. `gradients` and `weights`: [rows, width], in the formats of both on the device.
-  bool preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows, Tensor gradients,
-                    Tensor weights);
+  // Begins to compute the weights that the last verdict gives some rows of a parameter in late buckets, before all that
+  // the pool has to do. Returns nothing, having done nothing, if the late buckets' update may have begun already: then
+  // the caller must require the buckets' weights.
+  // `rows`: of `width` elements. `gradients` and `weights`: [rows, width], in the formats of both on the device. All
+  // three stay where they are until finish_rows() of the job, which precedes open_late().
+  std::optional<ThreadPool::Job> begin_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows,
+                                            Tensor gradients, Tensor weights);
+  // Takes part until the rows' weights are written.
+  void finish_rows(ThreadPool::Job rows) { pool_.finish(std::move(rows)); }
   // The late buckets' update may begin, which writes over their weights: once the device has come to `read`, if it is
   // given. That event stays as it is until the next verdict, and outlives this.
   void open_late(Event* read = nullptr);

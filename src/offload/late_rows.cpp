@@ -1,6 +1,8 @@
 #include "offload/late_rows.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "device/wait_on_exit.h"
@@ -24,30 +26,31 @@ LateRows::LateRows(Device& device, HostOptimizer& host, Range parameter, Tensor 
       width_(table.dim(1)),
       piece_(rows_of_piece(table)),
       ops_(make_engine_ops(device)),
-      stream_(device.create_stream("embedding rows")),
+      gradients_come_(device.create_stream("embedding rows to host")),
+      weights_go_(device.create_stream("embedding rows to device")),
       arrived_(device.create_event()) {
   const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(piece_ * width_) * size_of(dtype); };
   for (Slot& slot : slots_) {
-    for (const auto& [kind, rows, gradient, weights] :
-         {std::tuple(MemoryKind::device, &slot.rows, &slot.gradients, &slot.weights),
-          std::tuple(MemoryKind::pinned, &slot.rows_here, &slot.gradients_here, &slot.weights_here)}) {
-      *rows = device.allocate(kind, static_cast<std::size_t>(piece_) * sizeof(std::int32_t), "embedding rows");
+    for (const auto& [kind, gradient, weights] :
+         {std::tuple(MemoryKind::device, &slot.gradients, &slot.weights),
+          std::tuple(MemoryKind::pinned, &slot.gradients_here, &slot.weights_here)}) {
       *gradient = device.allocate(kind, bytes(gradients.dtype()), "embedding rows");
       *weights = device.allocate(kind, bytes(table.dtype()), "embedding rows");
     }
     slot.gradients_came = device.create_event();
     slot.written = device.create_event();
   }
+  const auto rows_bytes = static_cast<std::size_t>(table.dim(0)) * sizeof(std::int32_t);
+  rows_ = device.allocate(MemoryKind::device, rows_bytes, "embedding rows");
+  rows_here_ = device.allocate(MemoryKind::pinned, rows_bytes, "embedding rows");
 }
 
-LateRows::~LateRows() { wait_or_log(*stream_, LogLevel::error); }
+LateRows::~LateRows() {
+  for (Stream* stream : {gradients_come_.get(), weights_go_.get()}) wait_or_log(*stream, LogLevel::error);
+}
 
 Tensor LateRows::part(const Buffer& memory, DType dtype, const Slot& slot) const {
   return {memory.data(), dtype, {static_cast<std::int64_t>(slot.numbers.size()), width_}};
-}
-
-Tensor LateRows::numbers(const Slot& slot) {
-  return {slot.rows.data(), DType::i32, {static_cast<std::int64_t>(slot.numbers.size())}};
 }
 
 void LateRows::bring(std::span<const std::int32_t> rows, Event& complete, Stream& stream) {
@@ -56,47 +59,61 @@ void LateRows::bring(std::span<const std::int32_t> rows, Event& complete, Stream
     SO_CHECK(row >= 0 && row < table_.dim(0), "row {} of {}", row, table_.dim(0));
     wanted_[static_cast<std::size_t>(row)] = 1;
   }
-  distinct_.clear();
+  auto* const distinct = static_cast<std::int32_t*>(rows_here_.data());
+  std::size_t count = 0;
   for (std::size_t row = 0; row < wanted_.size(); ++row)
-    if (wanted_[row] != 0) distinct_.push_back(static_cast<std::int32_t>(row));
-
-  stream_->wait(complete);
-  host_.require_late_weights(*stream_);
-  const auto count = distinct_.size(), piece = static_cast<std::size_t>(piece_);
+    if (wanted_[row] != 0) distinct[count++] = static_cast<std::int32_t>(row);
   brought_ += static_cast<std::int64_t>(count);
-  const auto fetch_from = [&](std::size_t first) {
-    if (first < count)
-      fetch(slots_[first / piece % slots_.size()], std::span(distinct_).subspan(first, std::min(piece, count - first)));
+
+  gradients_come_->wait(complete);
+  host_.require_late_weights(*weights_go_);
+  gradients_come_->copy(rows_.data(), distinct, count * sizeof(std::int32_t));
+  const auto piece = static_cast<std::size_t>(piece_);
+  const std::size_t pieces = (count + piece - 1) / piece;
+  const auto slot = [&](std::size_t i) -> Slot& { return slots_[i % slots_.size()]; };
+  const auto fetch_piece = [&](std::size_t i) {
+    if (i < pieces) fetch(slot(i), i * piece, std::min(piece, count - i * piece));
   };
-  fetch_from(0);
-  for (std::size_t first = 0; first < count; first += piece) {
-    fetch_from(first + piece);
-    give(slots_[first / piece % slots_.size()]);
+  fetch_piece(0);
+  fetch_piece(1);
+  // A piece is begun before the one before it is waited for, so that no thread waits between the two.
+  for (std::size_t i = 0; i < pieces; ++i) {
+    begin(slot(i));
+    if (i > 0) give(slot(i - 1));
+    fetch_piece(i + 2);
   }
-  stream_->record(*arrived_);
+  if (pieces > 0) give(slot(pieces - 1));
+  weights_go_->record(*arrived_);
   stream.wait(*arrived_);
 }
 
-void LateRows::fetch(Slot& slot, std::span<const std::int32_t> rows) {
+void LateRows::fetch(Slot& slot, std::size_t first, std::size_t count) {
   slot.written->synchronize();
-  slot.numbers.assign(rows.begin(), rows.end());
-  std::copy(rows.begin(), rows.end(), static_cast<std::int32_t*>(slot.rows_here.data()));
-  stream_->copy(slot.rows.data(), slot.rows_here.data(), rows.size_bytes());
+  const auto* const rows = static_cast<const std::int32_t*>(rows_here_.data()) + first;
+  slot.numbers.assign(rows, rows + count);
+  slot.on_device =
+      Tensor(static_cast<std::int32_t*>(rows_.data()) + first, DType::i32, {static_cast<std::int64_t>(count)});
   const Tensor gradients = part(slot.gradients, gradients_.dtype(), slot);
-  ops_->gather_rows(*stream_, gradients, gradients_, numbers(slot));
-  stream_->copy(slot.gradients_here.data(), gradients.data(), gradients.bytes());
-  stream_->record(*slot.gradients_came);
+  ops_->gather_rows(*gradients_come_, gradients, gradients_, slot.on_device);
+  gradients_come_->copy(slot.gradients_here.data(), gradients.data(), gradients.bytes());
+  gradients_come_->record(*slot.gradients_came);
+}
+
+void LateRows::begin(Slot& slot) {
+  slot.gradients_came->synchronize();
+  std::optional<ThreadPool::Job> job =
+      host_.begin_rows(parameter_, width_, slot.numbers, part(slot.gradients_here, gradients_.dtype(), slot),
+                       part(slot.weights_here, table_.dtype(), slot));
+  SO_CHECK(job.has_value(), "rows of an embedding that is being updated");
+  slot.job = std::move(*job);
 }
 
 void LateRows::give(Slot& slot) {
-  slot.gradients_came->synchronize();
+  host_.finish_rows(std::move(slot.job));
   const Tensor weights = part(slot.weights_here, table_.dtype(), slot);
-  const bool previewed = host_.preview_rows(parameter_, width_, slot.numbers,
-                                            part(slot.gradients_here, gradients_.dtype(), slot), weights);
-  SO_CHECK(previewed, "rows of an embedding that is being updated");
-  stream_->copy(slot.weights.data(), weights.data(), weights.bytes());
-  ops_->scatter_rows(*stream_, table_, part(slot.weights, table_.dtype(), slot), numbers(slot));
-  stream_->record(*slot.written);
+  weights_go_->copy(slot.weights.data(), weights.data(), weights.bytes());
+  ops_->scatter_rows(*weights_go_, table_, part(slot.weights, table_.dtype(), slot), slot.on_device);
+  weights_go_->record(*slot.written);
 }
 
 }  // namespace so

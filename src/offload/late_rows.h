@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/tensor.h"
+#include "base/thread_pool.h"
 #include "device/device.h"
 #include "offload/host_optimizer.h"
 #include "offload/schedule/parameter_layout.h"
@@ -40,28 +41,33 @@ class LateRows {
  private:
   // A piece of the rows on its way. It has arrays of piece_ rows, on the device and pinned.
   struct Slot {
-    Buffer rows, gradients, weights, rows_here, gradients_here, weights_here;
+    Buffer gradients, weights, gradients_here, weights_here;
     std::vector<std::int64_t> numbers;               // of the rows
+    Tensor on_device;                                // the same
     std::unique_ptr<Event> gradients_came, written;  // the host may read these; the table has the weights
+    ThreadPool::Job job;
   };
-  // Enqueues the way of the gradients of `rows` to the host.
-  void fetch(Slot& slot, std::span<const std::int32_t> rows);
-  // Computes the weights and enqueues their way to the table.
+  // Enqueues the way of the gradients of some of the rows to the host.
+  void fetch(Slot& slot, std::size_t first, std::size_t count);
+  // Begins to compute the weights.
+  void begin(Slot& slot);
+  // Waits for them and enqueues their way to the table.
   void give(Slot& slot);
-  // Returns what a piece has of an array of rows, and its numbers on the device.
+  // Returns what a piece has of an array of rows.
   Tensor part(const Buffer& memory, DType dtype, const Slot& slot) const;
-  static Tensor numbers(const Slot& slot);
 
   HostOptimizer& host_;
   const Range parameter_;
   const Tensor table_, gradients_;
   const std::int64_t width_, piece_;  // elements of a row, rows of a piece
   const std::unique_ptr<EngineOps> ops_;
-  const std::unique_ptr<Stream> stream_;
-  std::array<Slot, 2> slots_;
+  // Others' copies of state occupy the link for longer than one of these takes, so the two ways do not wait for each
+  // other, and two pieces are on either.
+  const std::unique_ptr<Stream> gradients_come_, weights_go_;
+  std::array<Slot, 4> slots_;
   std::unique_ptr<Event> arrived_;
-  std::vector<std::uint8_t> wanted_;    // by row of the table
-  std::vector<std::int32_t> distinct_;  // the rows that are, ascending
+  std::vector<std::uint8_t> wanted_;  // by row of the table
+  Buffer rows_, rows_here_;           // those that are, ascending: i32 on the device, and pinned
   std::int64_t brought_ = 0;
 };
 

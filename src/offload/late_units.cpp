@@ -1,8 +1,11 @@
 // The calls for late units, embeddings: the forward pass needs some of their rows first, and the others last or never.
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/delay_point.h"
 #include "base/error.h"
+#include "device/trace.h"
 #include "offload/engine.h"
 #include "offload/host_optimizer.h"
 
@@ -25,17 +28,20 @@ void OffloadEngine::mark_late(int unit) {
 bool OffloadEngine::preview_rows(int parameter, std::int64_t width, std::span<const std::int64_t> rows,
                                  const void* gradients, void* weights) {
   const std::vector<std::int64_t> shape{static_cast<std::int64_t>(rows.size()), width};
-  const bool previewed = host_.preview_rows(layout_.range(parameter), width, rows,
-                                            Tensor(const_cast<void*>(gradients), settings_.formats.gradients, shape),
-                                            Tensor(weights, settings_.formats.weights, shape));
-  if (previewed) host_.open_late();
-  return previewed;
+  std::optional<ThreadPool::Job> job = host_.begin_rows(
+      layout_.range(parameter), width, rows, Tensor(const_cast<void*>(gradients), settings_.formats.gradients, shape),
+      Tensor(weights, settings_.formats.weights, shape));
+  if (!job) return false;
+  host_.finish_rows(std::move(*job));
+  host_.open_late();
+  return true;
 }
 
 // The first pass after a verdict reads single rows. When the model has enqueued that, the update of all may begin, and
 // further passes wait for it.
 void OffloadEngine::require_rows(int unit, std::span<const std::int32_t> rows, Stream& stream) {
   if (!late_rows_ || unit != 0 || rows.empty() || !host_.late_waits()) return require_weights(unit, stream);
+  const TraceSpan span("bring embedding rows");
   waits_.begin(stream, WaitReason::host);
   late_rows_->bring(rows, *landed_.front(), stream);
   waits_.end(stream);
@@ -61,22 +67,23 @@ bool HostOptimizer::late_waits() const {
   return late_may_not_begin();
 }
 
-bool HostOptimizer::preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows,
-                                 Tensor gradients, Tensor weights) {
+std::optional<ThreadPool::Job> HostOptimizer::begin_rows(Range parameter, std::int64_t width,
+                                                         std::span<const std::int64_t> rows, Tensor gradients,
+                                                         Tensor weights) {
   AdamWSteps steps;
   {
     const std::lock_guard lock(mutex_);
     throw_error();
-    if (!late_may_not_begin()) return false;
+    if (!late_may_not_begin()) return std::nullopt;
     for (const Bucket& bucket : buckets_)
       SO_CHECK(common(bucket.range(), parameter).size() <= 0 || schedule_.is_late(bucket),
                "rows of bucket {}, which is no late one", bucket.index());
     steps = final_;
   }
   delay_point();
-  // Until they are opened nobody touches the late buckets.
-  pool_.run(update_.preview_rows(buckets_, steps, parameter, width, rows, gradients, weights));
-  return true;
+  // Until they are opened nobody touches the late buckets. The forward pass waits for these rows, and as urgently for
+  // none of the buckets that stand in line.
+  return pool_.begin_before_others(update_.preview_rows(buckets_, steps, parameter, width, rows, gradients, weights));
 }
 
 void HostOptimizer::open_late(Event* read) {

@@ -23,6 +23,7 @@ TrainingStep::TrainingStep(const DecoderSpec& spec, const ParameterLayout& layou
       backward_(unit_backward(spec, layout)) {}
 
 void TrainingStep::run_micro_batch(float grad_scale) {
+  const TraceSpan span("enqueue micro-batch");
   const DeviceBatch batch = model_.upload().upload(stream_, batch_);
   model_.decoder().forward_backward(stream_, batch, state_.weights(), state_.gradients(), model_.arena(),
                                     model_.upload().losses(), grad_scale);

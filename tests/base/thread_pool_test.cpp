@@ -96,6 +96,41 @@ TEST(ThreadPool, JobsThatBeganFirstComeFirst) {
   EXPECT_EQ(order, (std::vector<std::int64_t>{102, 123, 202, 223}));
 }
 
+// While the pool's own thread is busy, this one takes part in what goes before others, and not in a job that has been
+// in line for longer.
+TEST(ThreadPool, WhatGoesBeforeOthersIsTakenFirst) {
+  ThreadPool pool("test", {0, 1}, false);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<bool> go{false}, other_began{false}, part_taken{false};
+    std::atomic<int> began{0}, of_line{0};
+    ThreadPool::Job line = pool.begin({50, 1, [&](std::int64_t, std::int64_t) {
+                                         const bool first = ++began == 1;
+                                         while (first && !go) std::this_thread::yield();
+                                         ++of_line;
+                                       }});
+    while (began == 0) std::this_thread::yield();
+    bool here = false;  // a piece of it ran on this thread
+    std::thread other([&, test = std::this_thread::get_id()] {
+      pool.finish(pool.begin_before_others({2, 1, [&](std::int64_t, std::int64_t) {
+                                              if (std::this_thread::get_id() == test) {
+                                                here = true;
+                                                return;
+                                              }
+                                              other_began = true;
+                                              while (!part_taken) std::this_thread::yield();
+                                            }}));
+    });
+    while (!other_began) std::this_thread::yield();
+    EXPECT_TRUE(pool.take_part());
+    part_taken = true;
+    other.join();
+    EXPECT_TRUE(here);
+    go = true;
+    pool.finish(std::move(line));
+    ASSERT_EQ(of_line, 50);
+  }
+}
+
 // The job that comes next runs while another thread is still in the one before.
 TEST(ThreadPool, NobodyWaitsBetweenTwoJobs) {
   ThreadPool pool("test", {0, 1}, false);

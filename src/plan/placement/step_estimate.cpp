@@ -37,11 +37,10 @@ double gather_seconds(const PlacementInputs& in, std::int64_t elements) {
                             in.stream_bytes);
 }
 
-// The seconds of the host for a late embedding's rows, whose cores are half another bucket's meanwhile, and of the link
-// for their gradients and weights.
+// The seconds of the host for a late embedding's rows, and of the link for their gradients and weights.
 double rows_on_host(const PlacementInputs& in) {
   const double bytes = in.state_bytes + in.sum_bytes + in.stream_bytes;
-  return 2 * static_cast<double>(in.looked_up) * bytes / in.rates.host_adamw;
+  return static_cast<double>(in.looked_up) * bytes / in.rates.host_adamw;
 }
 double rows_on_link(const PlacementInputs& in) {
   return static_cast<double>(in.looked_up) *
