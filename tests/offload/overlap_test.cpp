@@ -137,7 +137,9 @@ TEST(StepOverlap, ThePolicyKnowsHowManyMicroBatchesAStepHas) {
   for (std::size_t step = 0; step < wanted.size(); ++step) {
     for (std::int64_t i = 1; i < wanted[step]; ++i) rig.micro_batch(gradient, i == 1);
     rig.engine().begin_last_micro_batch(1e-3, static_cast<std::int64_t>(step) + 1);
+    EXPECT_EQ(told.size(), step) << "the forward pass would wait for the choice";
     rig.micro_batch(gradient, wanted[step] == 1);
+    EXPECT_EQ(told.size(), step + 1);
     rig.engine().finish_step(rig.stream());
   }
   ASSERT_EQ(told.size(), wanted.size());
