@@ -120,6 +120,7 @@ struct ThreadPool::Line {
   alignas(64) std::atomic<std::uint64_t> oldest{0};
   alignas(64) std::atomic<std::uint64_t> next{0};
   std::array<std::atomic<Slot*>, length> slots{};
+  std::mutex beginning;  // held by a thread that lines its job up
 
   bool empty() const { return oldest.load() == next.load(); }
 };
@@ -129,7 +130,6 @@ struct ThreadPool::State {
   std::atomic<bool> stop{false};
   Bell started, ended;
   std::array<Slot, most_jobs> slots;
-  std::mutex beginning;  // held by a thread that lines its job up
 
   std::vector<int> cpus;
   bool pinned = false;
@@ -198,7 +198,7 @@ struct ThreadPool::State {
     slot->unended = slot->pieces;
     slot->left.store(slot->pieces, std::memory_order_release);
 
-    const std::lock_guard lock(beginning);
+    const std::lock_guard lock(jobs.beginning);
     const std::uint64_t job = jobs.next.load();
     while (job - jobs.oldest.load() == Line::length) take_from(jobs);  // until the first in line has no piece left
     jobs.slots[job % Line::length] = slot;
@@ -212,6 +212,11 @@ struct ThreadPool::State {
     while (take_from(slot)) {
     }
     wait(ended, [&] { return slot.unended.load() == 0; });
+    // A later job that has this slot is not to be taken for the one that went before others.
+    for (std::uint64_t job = before.oldest.load(); job != before.next.load(); job = before.oldest.load()) {
+      if (before.slots[job % Line::length].load()->left.load() > 0) break;
+      before.oldest.compare_exchange_strong(job, job + 1);
+    }
     std::exception_ptr error = slot.error.take();
     slot.work.body = nullptr;
     slot.taken = false;

@@ -79,8 +79,8 @@ class ThreadPool {
   // Behind a thousand jobs, the first of which is long, it takes part in that one.
   static constexpr std::size_t most_jobs = 16;
   Job begin(ParallelWork work);
-  // The same, before all jobs that did not begin so: a thread takes no piece of these while this has one left. For
-  // short work that something waits for.
+  // The same, before all jobs that did not begin so: the pool's threads and take_part() turn to these when this has no
+  // piece left, and finish() of one of these when that has none. For short work that something waits for.
   Job begin_before_others(ParallelWork work);
   // Runs one piece of the job whose turn it is. Returns false if none has. What the piece throws is its job's.
   bool take_part();

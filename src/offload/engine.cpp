@@ -130,8 +130,8 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
   }
   // The first pass needs only rows of a late embedding, and does not wait for the whole.
   if (!late_rows_ || unit != 0) passes_.need(unit, stream);
-  if (!sent) choose_updates();
   if (!here) waits_.begin(stream, sent ? weights.reason() : WaitReason::host);
+  if (!sent) choose_updates();
   for (const Bucket& bucket : buckets) {  // also if all are here: a copy that failed must stop this stream too
     if (!bucket.on_host()) continue;
     host_.require_weights(bucket, stream);
@@ -310,6 +310,7 @@ void OffloadEngine::drop_gradients() {
 }
 
 void OffloadEngine::gradients_ready(int unit, Stream& stream) {
+  choose_updates();  // before this micro-batch is counted
   if (unit == 0) {
     weights_.end_pass();
     ++micro_batches_;
@@ -321,7 +322,6 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
 }
 
 void OffloadEngine::complete_last(int unit, Stream& stream) {
-  choose_updates();
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
   const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});

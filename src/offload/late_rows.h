@@ -61,8 +61,8 @@ class LateRows {
   const Tensor table_, gradients_;
   const std::int64_t width_, piece_;  // elements of a row, rows of a piece
   const std::unique_ptr<EngineOps> ops_;
-  // Others' copies of state occupy the link for longer than one of these takes, so the two ways do not wait for each
-  // other, and two pieces are on either.
+  // Others' copies of state occupy the link for longer than one of these takes, so either way has a stream of its own:
+  // of four pieces two are on their way to the host, one is computed, and one is on its way to the table.
   const std::unique_ptr<Stream> gradients_come_, weights_go_;
   std::array<Slot, 4> slots_;
   std::unique_ptr<Event> arrived_;

@@ -131,6 +131,21 @@ TEST(ThreadPool, WhatGoesBeforeOthersIsTakenFirst) {
   }
 }
 
+// The slot of a job that went before others is another's when that is finished.
+TEST(ThreadPool, WhatIsOverGoesBeforeNothing) {
+  ThreadPool pool("test", {}, false);
+  std::vector<char> order;
+  const auto work = [&](char name) {
+    return ParallelWork{2, 1, [&order, name](std::int64_t, std::int64_t) { order.push_back(name); }};
+  };
+  pool.finish(pool.begin_before_others(work('a')));
+  ThreadPool::Job line = pool.begin(work('l')), before = pool.begin_before_others(work('b'));
+  EXPECT_TRUE(pool.take_part());
+  pool.finish(std::move(line));
+  pool.finish(std::move(before));
+  EXPECT_EQ(order, (std::vector<char>{'a', 'a', 'b', 'l', 'l', 'b'}));
+}
+
 // The job that comes next runs while another thread is still in the one before.
 TEST(ThreadPool, NobodyWaitsBetweenTwoJobs) {
   ThreadPool pool("test", {0, 1}, false);
@@ -246,7 +261,8 @@ TEST_P(ThreadPoolSpin, JobsOfSeveralThreadsOverlap) {
       ThreadPool::Job before;
       for (int round = 0; round < 200; ++round) {
         auto hits = std::make_unique<Hits>(1 + round % 7);
-        ThreadPool::Job job = pool.begin(hits->work(1 + round % 2));
+        ParallelWork work = hits->work(1 + round % 2);
+        ThreadPool::Job job = round % 2 == 0 ? pool.begin(std::move(work)) : pool.begin_before_others(std::move(work));
         if (round % 3 == 0) pool.take_part();
         pool.finish(std::exchange(before, std::move(job)));
         ASSERT_TRUE(last->all_once());

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/delay_point.h"
+#include "base/error.h"
 #include "offload/schedule_rig.h"
 
 namespace so::test::schedules {
@@ -138,18 +140,27 @@ TEST(LateSchedule, EndsBeforeALateUpdate) {
   }
 }
 
-// Rows travel in pieces of two million elements, in two places that take turns.
+ParameterLayout layout_with_many_rows() {
+  return ParameterLayout({{"embed", {18000, 800}, true, 0, false},
+                          {"layer", {40, 80}, true, 1, false},
+                          {"head", {50, 64}, true, 2, false}});
+}
+// In pieces of two million elements, with four slots that take turns, seven pieces.
+std::vector<std::int32_t> many_rows() {
+  std::vector<std::int32_t> rows;
+  for (std::int32_t row = 18000; row-- > 0;)
+    if (row % 8 != 3) rows.push_back(row);
+  EXPECT_GT(std::ssize(rows) * 800, 6 * (std::int64_t{2} << 20));
+  return rows;
+}
+
 TEST(LateSchedule, RowsTravelInPieces) {
-  const ParameterLayout layout({{"embed", {9000, 800}, true, 0, false},
-                                {"layer", {40, 80}, true, 1, false},
-                                {"head", {50, 64}, true, 2, false}});
+  const ParameterLayout layout = layout_with_many_rows();
   const Task task{.gradients = DType::bf16, .looks_up = true};
   EngineRig pieces(layout, settings_of(task, {.bucket_elements = 1 << 20, .device_units = 2, .late_embedding = true}),
                    2),
       whole(layout, settings_of(task, {.bucket_elements = 1 << 20, .schedule = Schedule::synchronous}), 2);
-  std::vector<std::int32_t> rows;
-  for (std::int32_t row = 9000; row-- > 0;)
-    if (row % 8 != 3) rows.push_back(row);
+  const std::vector<std::int32_t> rows = many_rows();
   for (EngineRig* rig : {&pieces, &whole}) {
     rig->load(synthetic_gradients(layout, 1, 0.125f));
     rig->look_up(rows);
@@ -158,9 +169,44 @@ TEST(LateSchedule, RowsTravelInPieces) {
     rig->stream().synchronize();
   }
   EXPECT_EQ(pieces.engine().counters().rows_brought, 2 * std::ssize(rows));
-  EXPECT_GT(std::ssize(rows) * 800, 3 * (std::int64_t{2} << 20)) << "a place is used again";
   EXPECT_EQ(pieces.seen(), whole.seen());
   EXPECT_TRUE(pieces.bytes() == whole.bytes());
+}
+
+std::atomic<int> engine_calls_left{-1};  // before the engine's thread fails, where a piece is begun or computed
+
+void fail_engine() {
+  thread_local const bool is_engine = [] {
+    std::array<char, 16> name{};
+    pthread_getname_np(pthread_self(), name.data(), name.size());
+    return std::string_view(name.data()) == engine_thread;
+  }();
+  if (is_engine && engine_calls_left-- == 0) throw Error("a fault made by the test");
+}
+
+// Also where pieces are being computed, whose memory goes with the engine.
+TEST(LateSchedule, RowsThatFailFailTheStep) {
+  const ParameterLayout layout = layout_with_many_rows();
+  const EngineSettings settings = settings_of({.gradients = DType::bf16, .looks_up = true},
+                                              {.bucket_elements = 1 << 20, .device_units = 2, .late_embedding = true});
+  const std::vector<std::int32_t> rows = many_rows();
+  for (const int calls : {0, 1, 2, 3, 6}) {
+    SCOPED_TRACE(calls);
+    std::thread engine([&] {
+      pthread_setname_np(pthread_self(), engine_thread);
+      EngineRig rig(layout, settings, 2);
+      rig.load(synthetic_gradients(layout, 1, 0.125f));
+      rig.look_up(rows);
+      const auto step = [&](int number) {
+        rig.step(synthetic_gradients(layout, static_cast<unsigned>(number), 0x1p-6f), 1e-2, number);
+      };
+      step(1);  // the first rows are brought for the next
+      engine_calls_left = calls;
+      const HeldUp failing(&fail_engine);
+      EXPECT_THROW(step(2), Error);
+    });
+    engine.join();
+  }
 }
 
 }  // namespace

@@ -146,6 +146,20 @@ TEST(StepOverlap, ThePolicyKnowsHowManyMicroBatchesAStepHas) {
   for (std::size_t step = 0; step < wanted.size(); ++step) EXPECT_EQ(told[step].micro_batches, wanted[step]);
 }
 
+// A framework's gradients are there before the last micro-batch is known to be the last, and units come in any order.
+TEST(StepOverlap, TheLastMicroBatchIsCountedOnce) {
+  std::vector<UpdateFacts> told;
+  EngineRig rig(overlap_layout(), settings_with(0), 2, std::make_unique<ListeningPolicy>(told));
+  const Flat gradient = synthetic_gradients(overlap_layout(), 1);
+  rig.load(gradient);
+  rig.micro_batch(gradient, true);
+  rig.engine().begin_last_micro_batch(1e-3, 1);
+  for (int unit = 0; unit < overlap_layout().units(); ++unit) rig.engine().gradients_ready(unit, rig.stream());
+  rig.engine().finish_step(rig.stream());
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].micro_batches, 2);
+}
+
 TEST(StepOverlap, ThePolicyGoesByThePlanUntilTimesAreMeasured) {
   std::vector<UpdateFacts> told;
   EngineSettings settings = settings_with(0);

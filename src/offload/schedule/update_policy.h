@@ -44,8 +44,8 @@ struct StepTimes {
   bool is_within(double part, const StepTimes& others) const;
 };
 
-// The engine's knowledge when a step's last micro-batch begins. Times are running means of what was measured, before
-// that as planned, if there is a plan.
+// The engine's knowledge in a step's last micro-batch, where its forward pass first waits for the host, or when its
+// first gradient comes. Times are running means of what was measured, before that as planned, if there is a plan.
 struct UpdateFacts : StepTimes {
   std::span<const std::int64_t> elements;  // of the host-owned buckets, lowest first
   std::span<const double> needed, left;    // of each: BucketShares

@@ -52,11 +52,11 @@ bool StepPlay::start_device() {
     return false;
   }
   const DeviceOp& op = program_.ops[next_op_];
-  const bool may_ask = op.last && !asked_;  // where OffloadEngine::choose_updates() is called
-  if (may_ask && op.work == SimulatedWork::backward) ask();
+  // Of several micro-batches only the first waits for the host, so the engine chooses here, too; of a single one it
+  // chooses where the forward pass waits, which begin_step() takes for its start.
+  if (op.last && op.work == SimulatedWork::backward && !asked_) ask();
   const WaitReason before = waits_for_;
   if (!may_start(op)) {
-    if (may_ask && waits_for_ == WaitReason::host && !waits_for_rows_) ask();
     if (wait_began_ >= 0 && waits_for_ != before) end_wait(before);
     if (wait_began_ < 0) wait_began_ = now_;
     return false;
