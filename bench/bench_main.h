@@ -1,4 +1,4 @@
-// What the benchmarks' programs have in common.
+// The benchmarks' programs share this.
 #pragma once
 
 #include <cstdio>

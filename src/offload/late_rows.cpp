@@ -10,7 +10,8 @@
 namespace so {
 namespace {
 
-constexpr std::int64_t piece_elements = 2 << 20;  // the host works on a piece for as long as the link on the next
+// The host works on a piece of so many for about as long as either way of the link does on another.
+constexpr std::int64_t piece_elements = 2 << 20;
 
 std::int64_t rows_of_piece(const Tensor& table) {
   return std::clamp(piece_elements / table.dim(1), std::int64_t{1}, table.dim(0));

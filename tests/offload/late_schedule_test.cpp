@@ -60,12 +60,16 @@ TEST(LateSchedule, IsTheSynchronousOne) {
 
 constexpr char to_device_thread[] = "to device", optimizer_thread[] = "optimizer", engine_thread[] = "engine";
 
+bool this_thread_is(std::string_view thread) {
+  std::array<char, 16> name{};
+  pthread_getname_np(pthread_self(), name.data(), name.size());
+  return name.data() == thread;
+}
+
 // Holds the thread of this name up, and no other.
 template <const char* held>
 void hold_up() {
-  std::array<char, 16> name{};
-  pthread_getname_np(pthread_self(), name.data(), name.size());
-  if (std::string_view(name.data()) == held) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  if (this_thread_is(held)) std::this_thread::sleep_for(std::chrono::milliseconds(3));
 }
 
 class HeldUp {
@@ -145,7 +149,7 @@ ParameterLayout layout_with_many_rows() {
                           {"layer", {40, 80}, true, 1, false},
                           {"head", {50, 64}, true, 2, false}});
 }
-// In pieces of two million elements, with four slots that take turns, seven pieces.
+// They travel in seven pieces of two million elements, for which four slots take turns.
 std::vector<std::int32_t> many_rows() {
   std::vector<std::int32_t> rows;
   for (std::int32_t row = 18000; row-- > 0;)
@@ -176,12 +180,7 @@ TEST(LateSchedule, RowsTravelInPieces) {
 std::atomic<int> engine_calls_left{-1};  // before the engine's thread fails, where a piece is begun or computed
 
 void fail_engine() {
-  thread_local const bool is_engine = [] {
-    std::array<char, 16> name{};
-    pthread_getname_np(pthread_self(), name.data(), name.size());
-    return std::string_view(name.data()) == engine_thread;
-  }();
-  if (is_engine && engine_calls_left-- == 0) throw Error("a fault made by the test");
+  if (this_thread_is(engine_thread) && engine_calls_left-- == 0) throw Error("a fault made by the test");
 }
 
 // Also where pieces are being computed, whose memory goes with the engine.

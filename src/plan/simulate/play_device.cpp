@@ -52,8 +52,8 @@ bool StepPlay::start_device() {
     return false;
   }
   const DeviceOp& op = program_.ops[next_op_];
-  // Of several micro-batches only the first waits for the host, so the engine chooses here, too; of a single one it
-  // chooses where the forward pass waits, which begin_step() takes for its start.
+  // The engine chooses when the first gradient comes, unless the last micro-batch's forward pass waits for the host.
+  // Only a single micro-batch's may, for which begin_step() has asked already.
   if (op.last && op.work == SimulatedWork::backward && !asked_) ask();
   const WaitReason before = waits_for_;
   if (!may_start(op)) {

@@ -1,0 +1,52 @@
+// What the engine measures for the policy, and when it asks it.
+#include <cstdint>
+#include <utility>
+
+#include "device/trace.h"
+#include "offload/engine.h"
+
+namespace so {
+
+// To choose takes milliseconds. The device would wait for that before the forward pass, so it is done where the forward
+// pass must wait for the host in any case, or else when the first gradient comes: the device is behind then.
+void OffloadEngine::choose_updates() {
+  if (!last_micro_batch_ || std::exchange(updates_chosen_, true)) return;
+  const TraceSpan span("choose updates");
+  host_.begin_step(steps(1.0f), policy_->choose(facts()));
+}
+
+// All of the step has run on the device, or is about to: what waits for the verdict has been given it.
+void OffloadEngine::measure(bool clipped_or_skipped, std::int64_t micro_batches) {
+  if (!device_.backed()) return;
+  const WaitSeconds waits = waits_.collect();
+  for (std::size_t i = 0; i < wait_reasons; ++i) counters_.device_waits[i] += waits[i];
+  passes_.measure(waits, micro_batches);
+  shares_ = BucketShares(passes_.shares(), unit_of_);
+  clip_rate_ += 0.2 * ((clipped_or_skipped ? 1.0 : 0.0) - clip_rate_);
+}
+
+StepTimes OffloadEngine::measured_times() const {
+  return {.update_seconds = host_.update_seconds(),
+          .preview_seconds = host_.preview_seconds(),
+          .link_seconds = host_.link_seconds(),
+          .link_preview_seconds = host_.link_preview_seconds(),
+          .forward_seconds = passes_.forward_seconds(),
+          .backward_seconds = passes_.backward_seconds()};
+}
+
+UpdateFacts OffloadEngine::facts() const {
+  UpdateFacts facts;
+  static_cast<StepTimes&>(facts) = measured_times().or_else(settings_.expected);
+  facts.elements = host_.elements();
+  facts.needed = shares_.needed;
+  facts.left = shares_.left;
+  facts.late = late_;
+  facts.undo_places = settings_.undo_buckets;
+  facts.micro_batches = micro_batches_ + 1;
+  facts.clip_rate = clip_rate_;
+  facts.awaits_updates = settings_.awaits_updates;
+  facts.previews = settings_.host_weights == ResidencyKind::resident;
+  return facts;
+}
+
+}  // namespace so
