@@ -328,12 +328,15 @@ void OffloadEngine::complete_last(int unit, Stream& stream) {
   if (std::any_of(buckets.begin(), buckets.end(), std::mem_fn(&Bucket::on_host)))
     weights_.of(unit).drop(unit);  // before the host may write
   // Units come last first, or a bucket has parts of one alone, so a bucket is complete with the unit in which it
-  // begins; the highest bucket first, as the forward pass needs it last.
-  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
-    if (bucket->range().begin < layout_.unit_range(unit).begin) continue;
-    land(*bucket);  // of a step that was reopened, or without a gradient
-    if (bucket->on_host()) host_.landed(*bucket, landed);
-  }
+  // begins; the highest bucket first, as the forward pass needs it last. Gradients that are left until after the
+  // verdict come to the host behind those that it waits for.
+  for (const bool left : {false, true})
+    for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
+      if (bucket->range().begin < layout_.unit_range(unit).begin) continue;
+      if ((bucket->on_host() && host_.is_left(*bucket)) != left) continue;
+      land(*bucket);  // of a step that was reopened, or without a gradient
+      if (bucket->on_host()) host_.landed(*bucket, landed);
+    }
 }
 
 // The event moves: it is reached when the sums of all ranks are there.

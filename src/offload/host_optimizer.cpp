@@ -126,6 +126,11 @@ void HostOptimizer::require_gradient(const Bucket& bucket, Stream& stream) {
   stream.wait(*entry(bucket).fetched);
 }
 
+bool HostOptimizer::is_left(const Bucket& bucket) const {
+  const std::lock_guard lock(mutex_);
+  return schedule_.is_left(bucket);
+}
+
 void HostOptimizer::land(Bucket& bucket) {
   const std::lock_guard lock(mutex_);
   schedule_.land(bucket);

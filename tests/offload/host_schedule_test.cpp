@@ -251,6 +251,18 @@ TEST(HostSchedule, AVerdictMayComeWhileABucketIsInHand) {
   EXPECT_EQ(host.all(), (Tasks{"update 1", "update 2", "update 3", "state 4"}));
 }
 
+TEST(HostSchedule, SaysWhatIsLeftUntilAfterTheVerdict) {
+  Host host(4);
+  host.schedule.set_late(host.at(1));
+  host.schedule.begin_step({{Ahead::speculate, Ahead::speculate, Ahead::preview, Ahead::leave},
+                            std::vector(4, After::in_place),
+                            std::vector(4, After::in_place)});
+  EXPECT_TRUE(host.schedule.is_left(host.at(1))) << "a late one, whatever is chosen";
+  EXPECT_FALSE(host.schedule.is_left(host.at(2)));
+  EXPECT_FALSE(host.schedule.is_left(host.at(3)));
+  EXPECT_TRUE(host.schedule.is_left(host.at(4)));
+}
+
 TEST(HostSchedule, ChoicesAreForAllItOwns) {
   Host host(0);
   EXPECT_THROW(host.schedule.begin_step({{Ahead::leave}, {After::in_place}, {After::in_place}}), Bug);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -228,6 +229,52 @@ TEST(MovedGradients, ACopyThatFailsFailsTheStep) {
       EXPECT_THROW(sum_step(rig, {gradient, gradient, gradient}, 1), Error);
       EXPECT_THROW(sum_step(rig, {gradient, gradient, gradient}, 2), Error);
     }
+}
+
+// Leaves each other bucket until after the verdict.
+class HalfLeft final : public UpdatePolicy {
+ public:
+  UpdateChoice choose(const UpdateFacts& facts) override {
+    const std::size_t n = facts.elements.size();
+    UpdateChoice choice{std::vector(n, Ahead::leave), std::vector(n, After::in_place), std::vector(n, After::in_place)};
+    for (std::size_t i = 0; i < n; i += 2) choice.ahead[i] = Ahead::speculate;
+    return choice;
+  }
+};
+
+// The first gradient that is left waits on its way to the host until all others of its unit have been updated, which
+// must therefore be there.
+TEST(MovedGradients, WhatIsLeftComesBehindTheRest) {
+  if (on_gpu()) GTEST_SKIP() << "the stream that waits is one of the CPU device";
+  EngineSettings settings = sum_settings(GradientResidency::moved);
+  settings.undo_buckets = 1000;
+  int ahead = 0, left = 0;  // of the last unit
+  for (const Bucket& bucket : make_buckets(layered(), settings.bucket_elements, settings.owners(), true))
+    if (layered().unit_of(bucket.range().begin) == layered().units() - 1) ++(bucket.index() % 2 == 0 ? ahead : left);
+  ASSERT_GT(ahead, 1);
+  ASSERT_GT(left, 1);
+  std::atomic<int> updated = 0;
+  int copies = 0;
+  bool came = false;
+  std::unique_ptr<Device> counting;
+  EngineRig rig(layered(), settings, 2, std::make_unique<HalfLeft>(), [&](Device& device) {
+    counting = std::make_unique<HookedDevice>(device, "to device", [&](Stream&) { return ++updated > 0; });
+    return std::make_unique<HookedDevice>(*counting, "to host", [&](Stream& stream) {
+      if (copies++ != ahead) return true;
+      stream.host("wait", [&] {
+        for (int tries = 0; tries < 5000 && !came; ++tries) {
+          came = updated >= ahead;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      });
+      return true;
+    });
+  });
+  rig.load(synthetic_gradients(layered(), 1, 0.125f));
+  rig.stream().synchronize();
+  copies = updated = 0;
+  sum_step(rig, {uneven_gradients(layered(), 3)}, 1);
+  EXPECT_TRUE(came);
 }
 
 // How long the device waited for its sums is told apart, and is part of no time that the policy goes by.

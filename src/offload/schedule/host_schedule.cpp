@@ -172,6 +172,10 @@ int HostSchedule::take(Updater updater) {
   return index;
 }
 
+bool HostSchedule::is_left(const Bucket& bucket) const {
+  return choice_.ahead[turn_of(bucket.index())] == Ahead::leave;
+}
+
 HostSchedule::Idle HostSchedule::idle() const {
   const auto turn_has_place = [&](int i) { return entry(i).place >= 0; };
   const bool all_full = !places_.has_spare() && std::any_of(owned_.begin(), owned_.end(), turn_has_place);

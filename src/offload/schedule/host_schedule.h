@@ -99,6 +99,7 @@ class HostSchedule {
 
   bool has_final_weights(const Bucket& bucket) const;  // they have been sent; not to be asked ahead of the verdict
   bool is_decided(const Bucket& bucket) const { return entry(bucket.index()).decided; }  // its gradient's verdict is in
+  bool is_left(const Bucket& bucket) const;            // nothing is done with its gradient ahead of the verdict
   bool needs_no_gradient(const Bucket& bucket) const;  // another may be written over it
   bool has_final_state(const Bucket& bucket) const;    // that of the last verdict
   bool finished() const;                               // all is done but for weights on their way
