@@ -348,6 +348,33 @@ TEST(Simulator, GradientsLeaveThroughTheirPlaces) {
   EXPECT_NEAR(step.seconds, 5.5 + 4 + 7, 1e-6);
 }
 
+// Beside gradients that move, state over the link stands still: here they come without a pause.
+TEST(Simulator, StateWaitsForGradientsThatMove) {
+  SimulatedRun run = seconds_each(6, 0.2, 0.9);
+  run.bucket_elements = 100;
+  run.undo_buckets = 60;
+  run.update_over_link = true;
+  run.state_bytes = 0.7;
+  run.host_adamw = 3'000;
+  run.host_memory = 1e9;
+  const auto done_beside_gradients = [](const SimulatedRun& r) {
+    Simulator simulator(r, always(Ahead::speculate));
+    const SimulatedTimeline timeline = simulator.timeline();
+    std::vector<SimulatedSpan> fetches;
+    for (const SimulatedSpan& span : timeline.spans)
+      if (span.work == SimulatedWork::fetch) fetches.push_back(span);
+    return std::count_if(timeline.spans.begin(), timeline.spans.end(), [&](const SimulatedSpan& span) {
+      return span.work == SimulatedWork::over_link &&
+             std::any_of(fetches.begin(), fetches.end(), [&](const SimulatedSpan& fetch) {
+               return fetch.begin + 1e-9 < span.end && span.end < fetch.end - 1e-9;
+             });
+    });
+  };
+  EXPECT_GT(done_beside_gradients(run), 0);
+  run.move_gradients = true;
+  EXPECT_EQ(done_beside_gradients(run), 0);
+}
+
 // Sums of u1 and u3 take turns in one slot, two seconds each way; u2 has the other, and u0 and u4 stay.
 //   forward   0-2.5
 //   backward  u4 -3.5   u3 -4.5   u2 -5.5   u3's has left at 6.5, u1 -7.5   u0 -8.5

@@ -119,6 +119,9 @@ void StepPlay::advance() {
   const std::array<Lane*, bandwidth_users> all = lanes();
   std::size_t active = 0;
   for (std::size_t i = 0; i < bandwidth_users; ++i) active |= (all[i]->busy ? std::size_t{1} : 0) << i;
+  // A GPU's copy engine stays with a stream as long as that has a copy ready. Gradients that move are enqueued as they
+  // come, and state over the link piece by piece (offload/link_update.h), so it stands still beside them.
+  if (run_.move_gradients && to_host_.busy) active &= ~(std::size_t{1} << 3);
   const BandwidthRates& rates = bandwidth_.rates(active);
   double until = device_.busy ? device_ends_ : waits_for_rows_ ? run_.rows_seconds() : forever;
   std::size_t next = bandwidth_users;
