@@ -14,7 +14,7 @@ constexpr double rounding = 1 + 1e-6;
 
 // A step of the run with so much of the host's rates.
 double step_seconds(const PlacementInputs& in, const SimulatedRun& chosen, double host, Verdicts verdicts) {
-  SimulatedRun run = with_slower_host(chosen, host);
+  SimulatedRun run = with_host_rates(chosen, host);
   run.verdicts = verdicts;
   return in.known_steps->estimate(run).seconds();
 }

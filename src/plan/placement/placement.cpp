@@ -58,7 +58,7 @@ Candidate consider(const PlacementInputs& in, int device_units, Residency reside
     if (c.fits() || !state_fits) break;
   }
   if (!c.fits()) return c;
-  const SimulatedRun run = with_slower_host(simulated_run(in, device_units, c.keep, 0, residency), in.judged_at);
+  const SimulatedRun run = with_host_rates(simulated_run(in, device_units, c.keep, 0, residency), in.judged_at);
   c.least_rank = least_seconds(run) - run.device_update;
   return c;
 }
@@ -74,7 +74,7 @@ constexpr std::array looks{Look{3, 0.06, 0.25}, Look{4, 0.05, 0.09}, Look{6, 0.0
 const SimulatedRun& run_of(const PlacementInputs& in, Candidate& c) {
   if (!c.run) {
     c.undo_buckets = choose_undo_buckets(in, c.device_units, c.keep, c.host_bytes, c.residency);
-    c.run = with_slower_host(simulated_run(in, c.device_units, c.keep, c.undo_buckets, c.residency), in.judged_at);
+    c.run = with_host_rates(simulated_run(in, c.device_units, c.keep, c.undo_buckets, c.residency), in.judged_at);
   }
   return *c.run;
 }

@@ -229,7 +229,14 @@ StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int
 
 StepEstimate estimate_slower_step(const PlacementInputs& in, int device_units, std::int64_t keep,
                                   std::int64_t undo_buckets, Residency residency) {
-  return in.known_steps->estimate(with_slower_host(simulated_run(in, device_units, keep, undo_buckets, residency)));
+  return in.known_steps->estimate(
+      with_host_rates(simulated_run(in, device_units, keep, undo_buckets, residency), slower_host));
+}
+
+StepEstimate estimate_quicker_step(const PlacementInputs& in, int device_units, std::int64_t keep,
+                                   std::int64_t undo_buckets, Residency residency) {
+  return in.known_steps->estimate(
+      with_host_rates(simulated_run(in, device_units, keep, undo_buckets, residency), quicker_host));
 }
 
 std::int64_t undo_candidates(const PlacementInputs& in, int device_units) {
@@ -281,10 +288,10 @@ std::size_t undo_tables(const PlacementInputs& in, int device_units, std::int64_
   return static_cast<std::size_t>(wanted_undo_buckets(in, device_units, keep, host_bytes, residency)) * tables;
 }
 
-SimulatedRun with_slower_host(SimulatedRun run, double rates) {
-  run.host_adamw *= rates;
-  run.rows_on_host /= rates;
-  run.host_memory *= rates;
+SimulatedRun with_host_rates(SimulatedRun run, double part) {
+  run.host_adamw *= part;
+  run.rows_on_host /= part;
+  run.host_memory *= part;
   return run;
 }
 

@@ -83,7 +83,7 @@ class KnownSteps {
 // hosts that others use too, AdamW took 9 to 45% longer than it had when it was measured
 // (docs/performance/planning.md). A plan that just hides AdamW at the measured rates would not then, and one that takes
 // a little longer keeps its time.
-inline constexpr double slower_host = 0.85;
+inline constexpr double slower_host = 0.85, quicker_host = 1 / slower_host;
 
 struct PlacementInputs {
   MachineRates rates;  // of a rank, while all work
@@ -140,9 +140,12 @@ SimulatedRun simulated_run(const PlacementInputs& inputs, int device_units, std:
 // `undo_buckets` speculated.
 StepEstimate estimate_step(const PlacementInputs& inputs, int device_units, std::int64_t keep,
                            std::int64_t undo_buckets, Residency residency = {});
-// The same on a slower host (with_slower_host()).
+// The same on a slower host (with_host_rates()).
 StepEstimate estimate_slower_step(const PlacementInputs& inputs, int device_units, std::int64_t keep,
                                   std::int64_t undo_buckets, Residency residency = {});
+// The same on a quicker one.
+StepEstimate estimate_quicker_step(const PlacementInputs& inputs, int device_units, std::int64_t keep,
+                                   std::int64_t undo_buckets, Residency residency = {});
 
 // Counts the buckets that may be speculated: the host's, but for a late embedding's; none in a synchronous schedule.
 std::int64_t undo_candidates(const PlacementInputs& inputs, int device_units);
@@ -161,7 +164,7 @@ double host_elements(const SimulatedRun& run);
 double least_seconds(const SimulatedRun& run);
 
 // The same run on a host whose AdamW and memory have so much of their rates.
-SimulatedRun with_slower_host(SimulatedRun run, double rates = slower_host);
+SimulatedRun with_host_rates(SimulatedRun run, double part);
 
 // Ranks a plan by its estimate, lower is better: the seconds of a step without the device's own
 // update. So a parameter whose update the host would hide never ranks better on the host than on the device, though
