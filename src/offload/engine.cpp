@@ -94,6 +94,11 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
   for (const int index : host_.owned())
     unit_of_.push_back(layout.unit_of(buckets_[static_cast<std::size_t>(index)].range().begin));
   shares_ = BucketShares(passes_.shares(), unit_of_);
+  const std::vector<ResidencyKind> residencies = residencies_of_units(layout, settings);
+  for (std::size_t i = 0; i < unit_of_.size(); ++i) {
+    const bool streams = residencies[static_cast<std::size_t>(unit_of_[i])] == ResidencyKind::streamed;
+    streamed_.push_back(streams ? host_.elements()[i] : 0);
+  }
   int first = 0;
   for (int unit = 0; unit < layout.units(); ++unit) {
     const Range range = layout.unit_range(unit);

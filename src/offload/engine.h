@@ -265,10 +265,11 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::array<GradientSlot, gradient_slots> gradient_slots_;
   Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
   Buffer stats_scratch_;
-  std::vector<int> unit_of_;        // by host-owned bucket: in which it begins
-  BucketShares shares_;             // by host-owned bucket
-  std::vector<std::uint8_t> late_;  // by host-owned bucket; empty: none is
-  std::vector<Span> unit_buckets_;  // by unit: buckets that have a part of it
+  std::vector<int> unit_of_;            // by host-owned bucket: in which it begins
+  BucketShares shares_;                 // by host-owned bucket
+  std::vector<std::int64_t> streamed_;  // by host-owned bucket: UpdateFacts::streamed
+  std::vector<std::uint8_t> late_;      // by host-owned bucket; empty: none is
+  std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
   std::vector<std::unique_ptr<Event>> landed_;  // by unit: its gradients are complete, of all ranks
   std::vector<bool> written_;  // by parameter: has a gradient in this step; in slices: in this micro-batch

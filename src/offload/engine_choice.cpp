@@ -41,6 +41,7 @@ UpdateFacts OffloadEngine::facts() const {
   facts.needed = shares_.needed;
   facts.left = shares_.left;
   facts.late = late_;
+  facts.streamed = streamed_;
   facts.undo_places = settings_.undo_buckets;
   facts.micro_batches = micro_batches_ + 1;
   facts.clip_rate = clip_rate_;

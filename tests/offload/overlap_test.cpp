@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -20,6 +21,7 @@
 #include "offload/device_waits.h"
 #include "offload/engine_report.h"
 #include "offload/engine_rig.h"
+#include "offload/schedule/streamed_units.h"
 #include "support/device_rig.h"
 #include "support/jitter.h"
 
@@ -158,6 +160,27 @@ TEST(StepOverlap, TheLastMicroBatchIsCountedOnce) {
   rig.engine().finish_step(rig.stream());
   ASSERT_EQ(told.size(), 1u);
   EXPECT_EQ(told[0].micro_batches, 2);
+}
+
+TEST(StepOverlap, ThePolicyKnowsWhatStreams) {
+  std::vector<UpdateFacts> told;
+  EngineSettings settings = settings_with(0);
+  settings.bucket_elements = 1024;
+  settings.streamed_units = 1;
+  settings.expected.stream_seconds = 5;
+  EngineRig rig(overlap_layout(), settings, 2, std::make_unique<ListeningPolicy>(told));
+  const Flat gradient = synthetic_gradients(overlap_layout(), 1);
+  rig.load(gradient);
+  rig.step(gradient, 1e-3, 1);
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].stream_seconds, 5);
+  ASSERT_EQ(told[0].streamed.size(), told[0].elements.size());
+  const std::vector<bool> streams = streamed_units(overlap_layout().units(), 0, 1);
+  const auto unit = static_cast<int>(std::find(streams.begin(), streams.end(), true) - streams.begin());
+  EXPECT_EQ(std::accumulate(told[0].streamed.begin(), told[0].streamed.end(), std::int64_t{0}),
+            overlap_layout().unit_range(unit).size());
+  for (std::size_t i = 0; i < told[0].streamed.size(); ++i)
+    EXPECT_TRUE(told[0].streamed[i] == 0 || told[0].streamed[i] == told[0].elements[i]) << i;
 }
 
 TEST(StepOverlap, ThePolicyGoesByThePlanUntilTimesAreMeasured) {

@@ -136,6 +136,23 @@ TEST(StepTime, WithTheLink) {
   EXPECT_LT(step_time(m.facts, previews, Verdicts::stand), 6 + 1.1);
 }
 
+// Three buckets that are updated after 1, 2 and 3 s, of which each is worked with for a second. Their weights take 2 s
+// to the device, one after another: they are there after 3, 5 and 7 s.
+TEST(StepTime, StreamedWeightsComeOneAfterAnother) {
+  Machine m(3, 10, 0);
+  m.facts.update_seconds = 0.1;
+  m.facts.forward_seconds = 3;
+  m.facts.backward_seconds = 1;
+  const UpdateChoice left = m.choice(Ahead::leave, After::in_place);
+  m.facts.stream_seconds = 0.2;
+  EXPECT_NEAR(step_time(m.facts, left, Verdicts::stand), 3 + 1 + 1, 1e-9) << "none streams";
+  std::vector<std::int64_t> streamed(3, 10);
+  m.facts.streamed = streamed;
+  EXPECT_NEAR(step_time(m.facts, left, Verdicts::stand), 7 + 1 + 1, 1e-9);
+  streamed[1] = 0;  // the third is there after 5 s, when it is needed
+  EXPECT_NEAR(step_time(m.facts, left, Verdicts::stand), 3 + 3 + 1, 1e-9);
+}
+
 // Steps that were measured on an H200 with 15 threads of a Xeon: what each was given and how long it took.
 struct Measured {
   const char* name;

@@ -32,6 +32,7 @@ StepTimer::StepTimer(const UpdateFacts& facts)
     follows_.push_back({elements * follow_share * facts.update_seconds, link});
     previews_.push_back({elements * facts.preview_seconds, elements * facts.link_preview_seconds});
     needed_.push_back(first_forward_ * facts.needed[i]);
+    streams_.push_back(facts.streamed.empty() ? 0 : static_cast<double>(facts.streamed[i]) * facts.stream_seconds);
   }
   by_need_.resize(count_);
   std::iota(by_need_.begin(), by_need_.end(), std::size_t{0});
@@ -91,10 +92,12 @@ void StepTimer::after_the_verdict(const UpdateChoice& choice, bool clip) {
 // The first micro-batch's, which waits for new weights.
 double StepTimer::forward() const {
   if (awaits_updates_) return *std::max_element(weights_here_.begin(), weights_here_.end()) + first_forward_;
-  double now = 0, passed = 0;
+  double now = 0, passed = 0, streamed = 0;
   for (const std::size_t i : by_need_) {
     if (needed_[i] > first_forward_) break;  // PassShares::never
-    now = std::max(now + needed_[i] - passed, weights_here_[i]);
+    double here = weights_here_[i];
+    if (streams_[i] > 0) here = streamed = std::max(streamed, here) + streams_[i];
+    now = std::max(now + needed_[i] - passed, here);
     passed = needed_[i];
   }
   return now + first_forward_ - passed;

@@ -20,8 +20,8 @@ class StepTimer {
  public:
   explicit StepTimer(const UpdateFacts& facts);
 
-  // Returns the seconds from verdict to verdict once steps repeat. The link is taken to keep up. `choice` is for as
-  // many buckets as the facts.
+  // Returns the seconds from verdict to verdict once steps repeat. The link is taken to keep up, but for weights that
+  // stream. `choice` is for as many buckets as the facts.
   double seconds(const UpdateChoice& choice, Verdicts verdicts);
 
   // Returns the seconds of the device's passes, which no choice makes shorter.
@@ -58,6 +58,7 @@ class StepTimer {
   std::vector<double> needed_;                      // by bucket: seconds of the forward pass before it
   std::vector<double> backward_parts_;              // by bucket: seconds from the gradient of the one above to its own
   std::vector<std::uint8_t> late_;                  // UpdateFacts::late
+  std::vector<double> streams_;                     // by bucket: seconds of the link until its weights are there
   double backward_rest_ = 0;
 
   Carried carried_;

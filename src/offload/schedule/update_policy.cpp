@@ -24,7 +24,8 @@ constexpr double preview_share = 0.6;
 
 constexpr std::array step_times{&StepTimes::update_seconds,  &StepTimes::preview_seconds,
                                 &StepTimes::link_seconds,    &StepTimes::link_preview_seconds,
-                                &StepTimes::forward_seconds, &StepTimes::backward_seconds};
+                                &StepTimes::stream_seconds,  &StepTimes::forward_seconds,
+                                &StepTimes::backward_seconds};
 
 class SynchronousPolicy final : public UpdatePolicy {
  public:
@@ -115,10 +116,13 @@ class Groups {
     const std::size_t count = facts.elements.size();
     each_ = (count + most - 1) / most;
     for (std::size_t i = 0, end = 0; i < count; i = end) {
-      std::int64_t elements = 0;
-      for (end = i; end < std::min(count, i + each_) && facts.is_late(end) == facts.is_late(i); ++end)
+      std::int64_t elements = 0, streamed = 0;
+      for (end = i; end < std::min(count, i + each_) && facts.is_late(end) == facts.is_late(i); ++end) {
         elements += facts.elements[end];
+        if (!facts.streamed.empty()) streamed += facts.streamed[end];
+      }
       elements_.push_back(elements);
+      if (!facts.streamed.empty()) streamed_.push_back(streamed);
       needed_.push_back(facts.needed[i]);
       left_.push_back(facts.left[i]);
       if (!facts.late.empty()) late_.push_back(facts.late[i]);
@@ -127,6 +131,7 @@ class Groups {
     facts_.needed = needed_;
     facts_.left = left_;
     facts_.late = late_;
+    facts_.streamed = streamed_;
   }
   const UpdateFacts& facts() const { return facts_; }
   std::size_t each() const { return each_; }
@@ -135,7 +140,7 @@ class Groups {
   static constexpr std::size_t most = 160;
   UpdateFacts facts_;
   std::size_t each_ = 1;
-  std::vector<std::int64_t> elements_;
+  std::vector<std::int64_t> elements_, streamed_;
   std::vector<double> needed_, left_;
   std::vector<std::uint8_t> late_;
 };

@@ -35,6 +35,7 @@ struct StepTimes {
   double update_seconds = 0, preview_seconds = 0;  // an element
   double link_seconds = 0,
          link_preview_seconds = 0;  // an element whose state the device updates over the link; 0: it updates none
+  double stream_seconds = 0;        // an element whose weights stream: their way to the device
   double forward_seconds = 0, backward_seconds = 0;  // from verdict to the last micro-batch's first gradient, and from
                                                      // there to verdict; of the device, without its waits for the host
 
@@ -51,6 +52,9 @@ struct UpdateFacts : StepTimes {
   std::span<const double> needed, left;    // of each: BucketShares
   // Of each, whether it is a late one (HostSchedule::set_late()), which the policy cannot choose about; empty: none is.
   std::span<const std::uint8_t> late;
+  // Of each, the elements whose weights stream from host memory, one after another in the order in which a forward pass
+  // needs them; empty: none do.
+  std::span<const std::int64_t> streamed;
   std::int64_t undo_places = 0;
 
   bool is_late(std::size_t i) const { return !late.empty() && late[i] != 0; }

@@ -28,6 +28,7 @@ StepTimes StepPlay::times() const {
           .preview_seconds = pace_.preview_seconds(),
           .link_seconds = link_pace_.update_seconds(),
           .link_preview_seconds = link_pace_.preview_seconds(),
+          .stream_seconds = stream_seconds_,
           .forward_seconds = forward_seconds_,
           .backward_seconds = backward_seconds_};
 }
@@ -66,6 +67,7 @@ const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
   facts.needed = shares.needed;
   facts.left = shares.left;
   facts.late = late_;
+  facts.streamed = streamed_elements_;
   facts.undo_places = place_count_;
   facts.micro_batches = run_.micro_batches;
   facts.previews = !run_.send_masters;

@@ -126,6 +126,11 @@ void StepPlay::finish_to_device() {
   to_device_.busy = false;
   note(to_device_.span, to_device_.began);
   if (std::exchange(streaming_, false)) {
+    if (!first_gradient_) {
+      streaming_seconds_ += now_ - to_device_.began;
+      streaming_elements_ += to_device_.all / run_.stream_bytes;
+      stream_seconds_ = streaming_seconds_ / streaming_elements_;
+    }
     if (stream_sent_ < streamed_bytes(program_.uses[at(uses_there_)].unit)) return;
     stream_sent_ = 0;
     ++uses_there_;

@@ -46,6 +46,8 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
   SO_CHECK(several_ranks_ || run_.gathered_units == 0, "{} units gathered without collectives", run_.gathered_units);
   for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece)
     if (sends_masters(pieces_.unit_of(piece))) schedule_.set_from_masters(pieces_[piece]);
+  for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece)
+    streamed_elements_.push_back(streamed_[at(pieces_.unit_of(piece))] ? pieces_[piece].range().size() : 0);
   if (!run_.late_embedding) return;
   shares_.needed.front() = PassShares::never;
   for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece) {
@@ -98,6 +100,7 @@ void StepPlay::begin_step() {
   landed_at_.assign(run_.units.size(), -1);
   gathers_done_ = turns_done_ = 0;
   phase_ = 0;
+  streaming_seconds_ = streaming_elements_ = 0;
   pace_.restart();
   link_pace_.restart();
   // The engine's own thread is ahead of the device by as much as it need not wait.

@@ -207,12 +207,15 @@ class StepPlay {
 
   // The figures that the engine would measure.
   HostPace pace_, link_pace_;
+  double streaming_seconds_ = 0, streaming_elements_ = 0;  // of this step's forward passes
+  double stream_seconds_ = 0;                              // an element, of the last step in which any streamed
   double forward_seconds_ = 0, backward_seconds_ = 0, phase_ = 0;
   std::vector<double> needed_at_, landed_at_;  // by unit: `phase_` then; below 0: not yet
   PassShares shares_;
   bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
   UpdateChoice choice_;
-  std::vector<std::uint8_t> late_;  // by piece; empty: none is
+  std::vector<std::uint8_t> late_;               // by piece; empty: none is
+  std::vector<std::int64_t> streamed_elements_;  // by piece
   StepTimes asked_with_;
   PassShares asked_shares_;
   struct Answer {
