@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <random>
@@ -11,6 +12,7 @@
 #include "base/quantities.h"
 #include "offload/schedule/owner_split.h"
 #include "plan/layered_machine.h"
+#include "plan/simulate/device_program.h"
 #include "support/errors.h"
 #include "support/sanitized.h"
 
@@ -361,6 +363,22 @@ TEST(Ratio, IsTheHostsShareAtMost) {
   EXPECT_EQ(host_share(layout, {4, true}), 0.4);
   for (const auto& [ratio, units] : {std::pair{1.0, 0}, {0.99, 2}, {0.8, 2}, {0.4, 4}, {0.1, 4}})
     EXPECT_EQ(device_units_for_ratio(layout, ratio, true), units) << ratio;
+}
+
+// The host may be quicker in the run than when it was measured, and what the link updates takes places too.
+TEST(Placement, PlacesAreForAQuickerHostAndTheLink) {
+  LayeredMachine m(40, 200'000'000, 4096);
+  const auto places = [&] { return choose_undo_buckets(m.in, 0, 0, 0); };
+  const double backward = backward_seconds_of(simulated_run(m.in, 0, 0, 0)),
+               update = std::max(28 / m.in.rates.host_adamw, 32 / m.in.rates.host_memory),
+               filled = backward / update / static_cast<double>(bucket_size);
+  const std::int64_t few = places();
+  EXPECT_NEAR(static_cast<double>(few), quicker_host * filled, 1);
+  m.in.update_over_link = true;
+  EXPECT_GT(places(), few);
+  EXPECT_LE(places(), undo_candidates(m.in, 0));
+  m.in.undo_budget = 5 * m.in.undo_place_bytes;
+  EXPECT_EQ(places(), 5);
 }
 
 // Pinned places have page tables on the device: there are no more than it has room for, beside what layers keep.

@@ -261,7 +261,11 @@ std::int64_t wanted_undo_buckets(const PlacementInputs& in, int device_units, st
   const double full = full_bytes(in),
                update = std::max(full / in.rates.host_adamw,  // an element
                                  (full + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory);
-  const double fillable = std::min(host_elements(run), backward_seconds_of(run) / update);
+  // The host may be quicker in the run than it was measured, and state over the link has half of it beside gradients.
+  const double link = std::min(in.rates.link_to_host, in.rates.link_to_device) /
+                      (2 * (in.state_bytes + in.gradient_bytes)),
+               rate = quicker_host / update + (in.update_over_link ? link : 0);
+  const double fillable = std::min(host_elements(run), backward_seconds_of(run) * rate);
   return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(run.bucket_elements))));
 }
 

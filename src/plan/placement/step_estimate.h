@@ -149,8 +149,9 @@ StepEstimate estimate_quicker_step(const PlacementInputs& inputs, int device_uni
 
 // Counts the buckets that may be speculated: the host's, but for a late embedding's; none in a synchronous schedule.
 std::int64_t undo_candidates(const PlacementInputs& inputs, int device_units);
-// As many places for new state as the host can fill during backward, or as fit beside `host_bytes` that the state
-// takes; whether or not the step is shorter with all of them: a place saves the host the second pass of a preview.
+// As many places for new state as a quicker host, and the link if the device updates over it, can fill during backward,
+// or as fit beside `host_bytes` that the state takes; whether or not the step is shorter with all of them: a place
+// saves the host the second pass of a preview.
 std::int64_t choose_undo_buckets(const PlacementInputs& inputs, int device_units, std::int64_t keep,
                                  std::size_t host_bytes, Residency residency = {});
 // The device memory that these places would take if there were enough.
