@@ -1,4 +1,4 @@
-// What the engine measures for the policy, and when it asks it.
+// The engine measures for the policy, and asks it.
 #include <cstdint>
 #include <utility>
 
@@ -26,12 +26,10 @@ void OffloadEngine::measure(bool clipped_or_skipped, std::int64_t micro_batches)
 }
 
 StepTimes OffloadEngine::measured_times() const {
-  return {.update_seconds = host_.update_seconds(),
-          .preview_seconds = host_.preview_seconds(),
-          .link_seconds = host_.link_seconds(),
-          .link_preview_seconds = host_.link_preview_seconds(),
-          .forward_seconds = passes_.forward_seconds(),
-          .backward_seconds = passes_.backward_seconds()};
+  StepTimes times = host_.times();
+  times.forward_seconds = passes_.forward_seconds();
+  times.backward_seconds = passes_.backward_seconds();
+  return times;
 }
 
 UpdateFacts OffloadEngine::facts() const {

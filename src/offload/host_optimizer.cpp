@@ -260,24 +260,12 @@ HostCounters HostOptimizer::counters(HostClock::Clock::time_point& at) const {
   return counters;
 }
 
-double HostOptimizer::update_seconds() const {
+StepTimes HostOptimizer::times() const {
   const std::lock_guard lock(mutex_);
-  return pace_.update_seconds();
-}
-
-double HostOptimizer::preview_seconds() const {
-  const std::lock_guard lock(mutex_);
-  return pace_.preview_seconds();
-}
-
-double HostOptimizer::link_seconds() const {
-  const std::lock_guard lock(mutex_);
-  return link_pace_.update_seconds();
-}
-
-double HostOptimizer::link_preview_seconds() const {
-  const std::lock_guard lock(mutex_);
-  return link_pace_.preview_seconds();
+  return {.update_seconds = pace_.update_seconds(),
+          .preview_seconds = pace_.preview_seconds(),
+          .link_seconds = link_pace_.update_seconds(),
+          .link_preview_seconds = link_pace_.preview_seconds()};
 }
 
 // ---- The host's thread ----

@@ -154,11 +154,9 @@ class HostOptimizer {
 
   // Their seconds add up to the time that has passed until `at`, which is during the call.
   HostCounters counters(HostClock::Clock::time_point& at) const;
-  // Seconds an element takes: the mean of a step, from a call of begin_step() to the next; 0 before the first.
-  double update_seconds() const;
-  double preview_seconds() const;
-  double link_seconds() const;  // over the link
-  double link_preview_seconds() const;
+  // Seconds an element takes: the mean of a step, from a call of begin_step() to the next; 0 before the first. What is
+  // not AdamW's is 0.
+  StepTimes times() const;
 
  private:
   // The facts about a host-owned bucket that the schedule does not know.

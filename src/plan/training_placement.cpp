@@ -324,10 +324,11 @@ void TrainingPlacement::take_if_worth_it(Placement& chosen, const std::function<
 // measured is quicker in the run as often as slower. The mean of the three hosts then decides between what is best on
 // each.
 void TrainingPlacement::take_the_best_mean_of_hosts(Placement& chosen) {
-  const auto mean = [this](const Placement& p) {
-    const double slower = rank_of(estimate_slower_step(inputs_, p.device_units, p.keep, p.undo_buckets, p.residency)),
-                 quicker = rank_of(estimate_quicker_step(inputs_, p.device_units, p.keep, p.undo_buckets, p.residency));
-    return (slower + rank_of(p.estimate) + quicker) / 3;
+  const auto rank_on = [this](double host, const Placement& placement) {
+    return rank_of(inputs_.known_steps->estimate(with_host_rates(placement.run, host)));
+  };
+  const auto mean = [&](const Placement& placement) {
+    return (rank_on(slower_host, placement) + rank_of(placement.estimate) + rank_on(quicker_host, placement)) / 3;
   };
   PlacementInputs best = inputs_;
   for (const double host : {1.0, quicker_host}) {
@@ -336,8 +337,7 @@ void TrainingPlacement::take_the_best_mean_of_hosts(Placement& chosen) {
     Placement other = search();
     inputs_.judged_at = best.judged_at;
     if (mean(other) >= mean(chosen)) continue;
-    other.rank =
-        rank_of(estimate_slower_step(inputs_, other.device_units, other.keep, other.undo_buckets, other.residency));
+    other.rank = rank_on(best.judged_at, other);
     chosen = std::move(other);
     best = inputs_;
   }

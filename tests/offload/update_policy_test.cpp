@@ -114,7 +114,7 @@ TEST(UpdatePolicy, PreviewsUntilTheHostIsWhatAStepWaitsFor) {
     EXPECT_EQ(choice.ahead[i], static_cast<long>(i) < previews ? Ahead::preview : Ahead::leave) << i;
 }
 
-// What the policy was told in a step of GPT-OSS-20B on an H200 with a busy host: a late embedding, nine layers, every
+// The policy was told this in a step of GPT-OSS-20B on an H200 with a busy host: a late embedding, nine layers, every
 // other one of which streams, and the head. Where the lowest are left, the layers above stream behind them, so the
 // highest have to be: in one run the steps in which 65 to 104 of the highest were left took 3% longer than those in
 // which more were.

@@ -1,5 +1,5 @@
-// What the link carries in steps played in virtual time: state that the device updates, weights that stream, gradients
-// that move, and sums of them.
+// In these steps, played in virtual time, the link carries state that the device updates, weights that stream,
+// gradients that move, or sums of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

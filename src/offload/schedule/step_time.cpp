@@ -32,7 +32,7 @@ StepTimer::StepTimer(const UpdateFacts& facts)
     follows_.push_back({elements * follow_share * facts.update_seconds, link});
     previews_.push_back({elements * facts.preview_seconds, elements * facts.link_preview_seconds});
     needed_.push_back(first_forward_ * facts.needed[i]);
-    streams_.push_back(facts.streamed.empty() ? 0 : static_cast<double>(facts.streamed[i]) * facts.stream_seconds);
+    streams_.push_back(static_cast<double>(facts.streamed_elements(i)) * facts.stream_seconds);
   }
   by_need_.resize(count_);
   std::iota(by_need_.begin(), by_need_.end(), std::size_t{0});

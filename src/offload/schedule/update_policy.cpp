@@ -119,10 +119,10 @@ class Groups {
       std::int64_t elements = 0, streamed = 0;
       for (end = i; end < std::min(count, i + each_) && facts.is_late(end) == facts.is_late(i); ++end) {
         elements += facts.elements[end];
-        if (!facts.streamed.empty()) streamed += facts.streamed[end];
+        streamed += facts.streamed_elements(end);
       }
       elements_.push_back(elements);
-      if (!facts.streamed.empty()) streamed_.push_back(streamed);
+      streamed_.push_back(streamed);
       needed_.push_back(facts.needed[i]);
       left_.push_back(facts.left[i]);
       if (!facts.late.empty()) late_.push_back(facts.late[i]);

@@ -58,6 +58,7 @@ struct UpdateFacts : StepTimes {
   std::int64_t undo_places = 0;
 
   bool is_late(std::size_t i) const { return !late.empty() && late[i] != 0; }
+  std::int64_t streamed_elements(std::size_t i) const { return streamed.empty() ? 0 : streamed[i]; }
   std::int64_t micro_batches = 1;
   double clip_rate = 0;         // share of recent steps that were clipped or skipped
   bool awaits_updates = false;  // the next forward pass begins when all weights are there

@@ -233,12 +233,6 @@ StepEstimate estimate_slower_step(const PlacementInputs& in, int device_units, s
       with_host_rates(simulated_run(in, device_units, keep, undo_buckets, residency), slower_host));
 }
 
-StepEstimate estimate_quicker_step(const PlacementInputs& in, int device_units, std::int64_t keep,
-                                   std::int64_t undo_buckets, Residency residency) {
-  return in.known_steps->estimate(
-      with_host_rates(simulated_run(in, device_units, keep, undo_buckets, residency), quicker_host));
-}
-
 std::int64_t undo_candidates(const PlacementInputs& in, int device_units) {
   if (in.schedule == Schedule::synchronous) return 0;
   std::int64_t buckets = 0;

@@ -82,7 +82,8 @@ class KnownSteps {
 // Placements are chosen by their steps on a host whose AdamW and memory have so much of their rates. During runs on
 // hosts that others use too, AdamW took 9 to 45% longer than it had when it was measured
 // (docs/performance/planning.md). A plan that just hides AdamW at the measured rates would not then, and one that takes
-// a little longer keeps its time.
+// a little longer keeps its time. Others may also have slowed the host down while it was measured: it is as much
+// quicker in the run then.
 inline constexpr double slower_host = 0.85, quicker_host = 1 / slower_host;
 
 struct PlacementInputs {
@@ -143,9 +144,6 @@ StepEstimate estimate_step(const PlacementInputs& inputs, int device_units, std:
 // The same on a slower host (with_host_rates()).
 StepEstimate estimate_slower_step(const PlacementInputs& inputs, int device_units, std::int64_t keep,
                                   std::int64_t undo_buckets, Residency residency = {});
-// The same on a quicker one.
-StepEstimate estimate_quicker_step(const PlacementInputs& inputs, int device_units, std::int64_t keep,
-                                   std::int64_t undo_buckets, Residency residency = {});
 
 // Counts the buckets that may be speculated: the host's, but for a late embedding's; none in a synchronous schedule.
 std::int64_t undo_candidates(const PlacementInputs& inputs, int device_units);

@@ -1,10 +1,11 @@
 // A discrete-event simulation of optimizer steps: the engine's own decisions (offload/schedule/host_schedule.h,
 // offload/schedule/update_policy.h) on a model of a machine. Four lanes work at once: the device, the link to the host,
 // the host's AdamW, and the link back. With `update_over_link` a fifth takes buckets' state to the device, which
-// updates it, and back. AdamW and the link's copies share the bandwidth of the host's memory (host_bandwidth.h). The
-// device goes through its units in order. Its waits are recorded by what it waits for. Weights that stream come when
-// all of their unit are final; if the device waits for them, as they become final. Where the embedding is a late one,
-// the device waits for some of its rows, which are made beside all else, and the host may update it from then on.
+// updates it, and back; where gradients move it stands still while any go to the host. AdamW and the link's copies
+// share the bandwidth of the host's memory (host_bandwidth.h). The device goes through its units in order. Its waits
+// are recorded by what it waits for. Weights that stream come when all of their unit are final; if the device waits for
+// them, as they become final. Where the embedding is a late one, the device waits for some of its rows, which are made
+// beside all else, and the host may update it from then on.
 //
 // With several ranks this is the step of one of them: the others do the same at the same time, and `elements` are its
 // own slice. Two more lanes work then, as the engine has them (offload/rank_exchange.h). Reductions follow the backward

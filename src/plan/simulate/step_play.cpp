@@ -44,10 +44,11 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
                run_.device_units <= static_cast<int>(run_.units.size()),
            "no machine to simulate");
   SO_CHECK(several_ranks_ || run_.gathered_units == 0, "{} units gathered without collectives", run_.gathered_units);
-  for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece)
-    if (sends_masters(pieces_.unit_of(piece))) schedule_.set_from_masters(pieces_[piece]);
-  for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece)
-    streamed_elements_.push_back(streamed_[at(pieces_.unit_of(piece))] ? pieces_[piece].range().size() : 0);
+  for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece) {
+    const int unit = pieces_.unit_of(piece);
+    if (sends_masters(unit)) schedule_.set_from_masters(pieces_[piece]);
+    streamed_elements_.push_back(streamed_[at(unit)] ? pieces_[piece].range().size() : 0);
+  }
   if (!run_.late_embedding) return;
   shares_.needed.front() = PassShares::never;
   for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece) {
@@ -120,11 +121,12 @@ bool StepPlay::start_what_can() {
 
 void StepPlay::advance() {
   const std::array<Lane*, bandwidth_users> all = lanes();
-  std::size_t active = 0;
-  for (std::size_t i = 0; i < bandwidth_users; ++i) active |= (all[i]->busy ? std::size_t{1} : 0) << i;
   // A GPU's copy engine stays with a stream as long as that has a copy ready. Gradients that move are enqueued as they
   // come, and state over the link piece by piece (offload/link_update.h), so it stands still beside them.
-  if (run_.move_gradients && to_host_.busy) active &= ~(std::size_t{1} << 3);
+  const bool link_stands_still = run_.move_gradients && to_host_.busy;
+  std::size_t active = 0;
+  for (std::size_t i = 0; i < bandwidth_users; ++i)
+    if (all[i]->busy && !(link_stands_still && all[i] == &link_)) active |= std::size_t{1} << i;
   const BandwidthRates& rates = bandwidth_.rates(active);
   double until = device_.busy ? device_ends_ : waits_for_rows_ ? run_.rows_seconds() : forever;
   std::size_t next = bandwidth_users;
