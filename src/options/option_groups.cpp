@@ -245,8 +245,8 @@ OptionTable<PlacementOptions> make_placement() {
        "late_embedding", &O::late_embedding,
        "Whether the optimizer state of an embedding that is not the output layer too is kept on the CPU, whatever "
        "offload_ratio leaves to the device, and updated when the CPU has nothing more urgent to do; rows that the next "
-       "batch reads get their new weights first. auto: where that makes the simulated step shorter; on the CPU device "
-       "and with several ranks false. Results are the same")
+       "batch reads get their new weights first. auto: where that makes the simulated step shorter, or offload_ratio "
+       "fits only so; on the CPU device and with several ranks false. Results are the same")
       .bare("true")
       .default_from(ours);
   t.add(

@@ -102,6 +102,7 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   inputs_.device_name = q_.machine.name;
   inputs_.device_advice = q_.advice.for_device;
   inputs_.host_advice = q_.advice.for_host;
+  be_late_to_fit();
 }
 
 // A rank's slices are as large as one rank's buckets, so that collectives are few, and their latency is too; but a
@@ -295,15 +296,22 @@ bool TrainingPlacement::may_update_over_link() const {
          may_pin_state();
 }
 
-bool TrainingPlacement::may_be_late(const Placement& chosen) const {
-  return q_.request.late_embedding == Toggle::automatic &&
-         chosen.estimate.exposed > worth_it * chosen.estimate.seconds() &&
+bool TrainingPlacement::may_be_late() const {
+  return q_.request.late_embedding == Toggle::automatic && !plan_.engine.late_embedding &&
          !late_embedding_obstacle(q_.spec, q_.layout, q_.request);
 }
 
 void TrainingPlacement::set_late_embedding(bool late) {
   plan_.engine.late_embedding = inputs_.late_embedding = late;
   inputs_.forced_device_units = requested_device_units(q_.request, q_.layout, *q_.machine.backend, late);
+}
+
+// The host then owns the embedding instead of layers, whose weights may stream, and the device keeps its weights.
+void TrainingPlacement::be_late_to_fit() {
+  if (!q_.request.offload_ratio || any() || !may_be_late()) return;
+  set_late_embedding(true);
+  late_to_fit_ = any();
+  if (!late_to_fit_) set_late_embedding(false);
 }
 
 void TrainingPlacement::take_if_worth_it(Placement& chosen, const std::function<void(bool allowed)>& change) {
@@ -355,9 +363,10 @@ void TrainingPlacement::choose() {
   // Pinning all state takes time when the run begins.
   if (may_update_over_link() && host_elements(chosen.run) > 0)
     take_if_worth_it(chosen, [this](bool on) { plan_.engine.update_over_link = inputs_.update_over_link = on; });
+  const auto waits = [&] { return chosen.estimate.exposed > worth_it * chosen.estimate.seconds(); };
   // The rows' seconds are simulated, and not what they take of the host's memory and of AdamW's cores.
-  if (may_be_late(chosen)) take_if_worth_it(chosen, [this](bool on) { set_late_embedding(on); });
-  if (chosen.estimate.exposed > worth_it * chosen.estimate.seconds()) take_the_best_mean_of_hosts(chosen);
+  if (waits() && may_be_late()) take_if_worth_it(chosen, [this](bool on) { set_late_embedding(on); });
+  if (waits()) take_the_best_mean_of_hosts(chosen);
   chosen = with_more_on_host(inputs_, std::move(chosen));
   plan_.engine.device_units = chosen.device_units;
   plan_.engine.undo_buckets = chosen.undo_buckets;
@@ -402,7 +411,9 @@ void TrainingPlacement::say(const Placement& chosen) {
   if (plan_.engine.late_embedding)
     add(fmt::format(
         "the embedding is updated on the host when nothing else is left to do there, but for the rows that a batch reads{}",
-        q_.request.late_embedding == Toggle::on ? ", as asked" : ", which makes the step shorter"));
+        q_.request.late_embedding == Toggle::on ? ", as asked"
+        : late_to_fit_                          ? ", as this --offload_ratio does not fit otherwise"
+                                                : ", which makes the step shorter"));
   add(chosen.why_undo);
   if (!chosen.why_residency.empty()) add(chosen.why_residency);
   const StepOverlap overlap = chosen.estimate.overlap();

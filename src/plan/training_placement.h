@@ -66,8 +66,10 @@ class TrainingPlacement {
   bool may_pin_state() const;
   // Whether those are worth a search.
   bool may_update_over_link() const;
-  bool may_be_late(const Placement& chosen) const;
+  bool may_be_late() const;
   void set_late_embedding(bool late);
+  // Where the split that is asked for fits only with a late embedding, sets one.
+  void be_late_to_fit();
   // Takes what `change` allows, which costs something that is not simulated, if a step gains enough by it.
   void take_if_worth_it(Placement& chosen, const std::function<void(bool allowed)>& change);
   // Instead of what is best on a slower host, what is best at the measured rates, if it is by more in the mean of both.
@@ -91,6 +93,7 @@ class TrainingPlacement {
   std::map<std::tuple<int, ResidencyKind, ResidencyKind, GradientResidency, bool, bool, bool, bool>, StateMemory>
       states_;
   PlacementInputs inputs_;
+  bool late_to_fit_ = false;
 };
 
 }  // namespace so

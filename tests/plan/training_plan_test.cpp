@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "io/presets.h"
@@ -316,6 +317,22 @@ TEST(PlanTraining, WhereTheHostIsTheLimitBothHostsDecide) {
       h200.plan(spec, four_rows, {.offload_ratio = 0.4, .update_over_link = Toggle::on, .late_embedding = Toggle::on});
   EXPECT_LT(plan.engine.device_units, more_on_device.engine.device_units);
   EXPECT_LT(plan.estimate->seconds(), 0.97 * more_on_device.estimate->seconds());
+}
+
+// What a plan says of its own split is a split that can be asked for.
+TEST(PlanTraining, ASplitThatFitsOnlyWithALateEmbeddingHasOne) {
+  FakeMachine h200(cuda_backend(), 149.5, 133.5);
+  h200.state = StatePrecision::bf16;
+  h200.bucket_size = 16 << 20;
+  const ModelConfig config = resolve_config("gpt-oss-20b");
+  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
+  const TrainingPlan late = h200.plan(spec, four_rows, {.offload_ratio = 0.38});
+  EXPECT_TRUE(late.engine.late_embedding);
+  EXPECT_TRUE(std::any_of(late.reasons.begin(), late.reasons.end(), [](const std::string& reason) {
+    return reason.ends_with(", as this --offload_ratio does not fit otherwise");
+  }));
+  EXPECT_THROW(h200.plan(spec, four_rows, {.offload_ratio = 0.38, .late_embedding = Toggle::off}), MemoryRefusal);
+  EXPECT_THROW(h200.plan(spec, four_rows, {.offload_ratio = 0.2}), MemoryRefusal) << "with one neither";
 }
 
 TEST(PlanTraining, OnOneGpuWhatFitsIsPlannedAndTheRestRefused) {
