@@ -328,20 +328,17 @@ void OffloadEngine::complete_last(int unit, Stream& stream) {
   Event& landed = *landed_[static_cast<std::size_t>(unit)];
   passes_.land(unit, stream, landed);
   stream.record(landed);
-  const std::span<Bucket> buckets = buckets_of(unit);
+  std::span<Bucket> buckets = buckets_of(unit);
   if (exchange_) reduce(unit, landed);
   if (std::any_of(buckets.begin(), buckets.end(), std::mem_fn(&Bucket::on_host)))
     weights_.of(unit).drop(unit);  // before the host may write
   // Units come last first, or a bucket has parts of one alone, so a bucket is complete with the unit in which it
-  // begins; the highest bucket first, as the forward pass needs it last. Gradients that are left until after the
-  // verdict come to the host behind those that it waits for.
-  for (const bool left : {false, true})
-    for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
-      if (bucket->range().begin < layout_.unit_range(unit).begin) continue;
-      if ((bucket->on_host() && host_.is_left(*bucket)) != left) continue;
-      land(*bucket);  // of a step that was reopened, or without a gradient
-      if (bucket->on_host()) host_.landed(*bucket, landed);
-    }
+  // begins.
+  if (!buckets.empty() && buckets.front().range().begin < layout_.unit_range(unit).begin) buckets = buckets.subspan(1);
+  for (Bucket* bucket : host_.landing_order(buckets)) {
+    land(*bucket);  // of a step that was reopened, or without a gradient
+    if (bucket->on_host()) host_.landed(*bucket, landed);
+  }
 }
 
 // The event moves: it is reached when the sums of all ranks are there.

@@ -126,9 +126,9 @@ void HostOptimizer::require_gradient(const Bucket& bucket, Stream& stream) {
   stream.wait(*entry(bucket).fetched);
 }
 
-bool HostOptimizer::is_left(const Bucket& bucket) const {
+std::vector<Bucket*> HostOptimizer::landing_order(std::span<Bucket> complete) const {
   const std::lock_guard lock(mutex_);
-  return schedule_.is_left(bucket);
+  return schedule_.landing_order(complete);
 }
 
 void HostOptimizer::land(Bucket& bucket) {

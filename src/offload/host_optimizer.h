@@ -85,8 +85,7 @@ class HostOptimizer {
   void store_sum(const Bucket& bucket, Event& complete);
   // Enqueues on `stream` the copy of what store_sum() has stored to the device, when it is there.
   void bring_sum(const Bucket& bucket, Stream& stream);
-  // Whether nothing is done with this step's gradient of the bucket ahead of the verdict.
-  bool is_left(const Bucket& bucket) const;
+  std::vector<Bucket*> landing_order(std::span<Bucket> complete) const;  // HostSchedule's
   // The bucket's gradient is being written on the device.
   void land(Bucket& bucket);
   // The bucket's gradient is complete once `complete` is reached, which the caller has recorded and leaves recorded

@@ -172,8 +172,14 @@ int HostSchedule::take(Updater updater) {
   return index;
 }
 
-bool HostSchedule::is_left(const Bucket& bucket) const {
-  return choice_.ahead[turn_of(bucket.index())] == Ahead::leave;
+std::vector<Bucket*> HostSchedule::landing_order(std::span<Bucket> complete) const {
+  std::vector<Bucket*> order;
+  for (Bucket& bucket : complete) order.push_back(&bucket);
+  std::reverse(order.begin(), order.end());
+  std::stable_partition(order.begin(), order.end(), [&](const Bucket* bucket) {
+    return !bucket->on_host() || choice_.ahead[turn_of(bucket->index())] != Ahead::leave;
+  });
+  return order;
 }
 
 HostSchedule::Idle HostSchedule::idle() const {

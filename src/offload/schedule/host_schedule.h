@@ -78,6 +78,9 @@ class HostSchedule {
   // The gradients of the next step's last micro-batch are about to come. Work left over from the step before follows
   // the new choice too; no choice changes a result.
   void begin_step(UpdateChoice choice);
+  // `complete`, of any owners, in the order in which their gradients go to the host: the highest first, as the forward
+  // pass needs it last, and behind all others those with which nothing is done ahead of the verdict.
+  std::vector<Bucket*> landing_order(std::span<Bucket> complete) const;
   void land(Bucket& bucket);    // a gradient is being written
   void landed(Bucket& bucket);  // it is complete, or will be by when it is read
   // The verdict: whether the step stands, and as what was done ahead of it took for granted.
@@ -99,7 +102,6 @@ class HostSchedule {
 
   bool has_final_weights(const Bucket& bucket) const;  // they have been sent; not to be asked ahead of the verdict
   bool is_decided(const Bucket& bucket) const { return entry(bucket.index()).decided; }  // its gradient's verdict is in
-  bool is_left(const Bucket& bucket) const;            // nothing is done with its gradient ahead of the verdict
   bool needs_no_gradient(const Bucket& bucket) const;  // another may be written over it
   bool has_final_state(const Bucket& bucket) const;    // that of the last verdict
   bool finished() const;                               // all is done but for weights on their way

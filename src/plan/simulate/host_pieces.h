@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "offload/schedule/bucket.h"
@@ -26,6 +27,10 @@ class HostPieces {
   int unit_of(int piece) const { return unit_of_[static_cast<std::size_t>(piece)]; }
   // The unit's pieces are [first_of(unit), first_of(unit + 1)); none of one that the device owns.
   int first_of(int unit) const { return first_of_[static_cast<std::size_t>(unit)]; }
+  std::span<Bucket> of(int unit) {
+    return std::span(pieces_).subspan(static_cast<std::size_t>(first_of(unit)),
+                                      static_cast<std::size_t>(first_of(unit + 1) - first_of(unit)));
+  }
   // Whether `body` is true of all the unit's pieces, which are asked in order up to the first that is not.
   template <class Body>
   bool all_of(int unit, const Body& body) const {

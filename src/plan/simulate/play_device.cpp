@@ -122,12 +122,10 @@ void StepPlay::finish_device() {
 
 void StepPlay::landed(int unit) {
   landed_at_[at(unit)] = phase_;
-  for (const bool left : {false, true})
-    for (int i = pieces_.first_of(unit + 1); i-- > pieces_.first_of(unit);) {
-      if (schedule_.is_left(pieces_[i]) != left) continue;
-      schedule_.landed(pieces_[i]);
-      if (run_.move_gradients && !schedule_.is_late(pieces_[i])) fetch(i, run_.gradient_bytes);
-    }
+  for (Bucket* piece : schedule_.landing_order(pieces_.of(unit))) {
+    schedule_.landed(*piece);
+    if (run_.move_gradients && !schedule_.is_late(*piece)) fetch(piece->index(), run_.gradient_bytes);
+  }
 }
 
 void StepPlay::open_late() {
