@@ -34,7 +34,7 @@ std::uint64_t key_of(std::uint64_t content, const TextEncoder& encoder, const Ex
                                   options.max_length, options.train_on_prompt, encoder.vocabulary_size(),
                                   encoder.end_token().value_or(-1), encoder.fingerprint());
   if (chat != nullptr) facts += fmt::format(" {:016x} {}", chat->chat_template().fingerprint(), options.mask_history);
-  if (table) facts += fmt::format(" {:016x}", hash_text(table_program()));
+  if (table) facts += fmt::format(" {:016x}", fingerprint(table_program()));
   return hash_text(facts);
 }
 

@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace so {
@@ -11,25 +12,30 @@ namespace {
 
 constexpr std::size_t max_answer_bytes = std::size_t{4} << 30;
 
-// The program's text comes first on standard input: a command line shows neither it nor a file that must be found. -I
+// The modules' text comes first on standard input: a command line shows neither it nor a file that must be found. -I
 // keeps the directory and the user's settings out of it.
-std::vector<std::string> command(const std::string& python, const PythonProgram& program) {
+std::vector<std::string> command(const std::string& python, PythonProgram program, UserModules modules) {
+  std::string script = "import sys, types\n";
+  for (const PythonModule& module : program) {
+    const bool last = &module == &program.back();
+    if (!last) script += fmt::format("{0} = sys.modules['{0}'] = types.ModuleType('{0}')\n", module.name);
+    script += fmt::format("exec(compile(sys.stdin.buffer.read({}), '{}.py', 'exec'){})\n", module.text.size(),
+                          module.name, last ? "" : fmt::format(", {}.__dict__", module.name));
+  }
   std::vector<std::string> words{python};
-  if (!program.user_modules) words.emplace_back("-I");
-  words.emplace_back("-c");
-  words.push_back(fmt::format("import sys;exec(compile(sys.stdin.buffer.read({}),'{}','exec'))", program.text.size(),
-                              program.file_name));
+  if (modules == UserModules::kept_out) words.emplace_back("-I");
+  words.insert(words.end(), {"-c", std::move(script)});
   return words;
 }
 
 }  // namespace
 
-PythonProcess::PythonProcess(const PythonProgram& program, std::string_view first) {
+PythonProcess::PythonProcess(PythonProgram program, UserModules modules, std::string_view first) {
   bool found = false;
   for (const std::string python : {"python3", "/usr/bin/python3"}) {
     try {
-      process_ = std::make_unique<ChildProcess>(command(python, program));
-      process_->write(program.text);
+      process_ = std::make_unique<ChildProcess>(command(python, program, modules));
+      for (const PythonModule& module : program) process_->write(module.text);
       first_answer_ = ask(first);
       return;
     } catch (const std::system_error& error) {

@@ -1,21 +1,19 @@
 // A Python program of ours (python_programs.h) in a process beside this one, which answers requests.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
 #include "base/child_process.h"
+#include "data/python_programs.h"
 
 namespace so {
 
-struct PythonProgram {
-  std::string_view text;
-  std::string_view file_name;  // for Python's messages
-  // Whether modules that the user has installed for themselves, or names in PYTHONPATH, may be used.
-  bool user_modules = false;
-};
+// Whether modules that the user has installed for themselves, or names in PYTHONPATH, may be used.
+enum class UserModules : std::uint8_t { kept_out, allowed };
 
 // No python3 has the modules of a program; the text goes on after "...," ("and there is no python3").
 class PythonMissing : public std::runtime_error {
@@ -32,7 +30,7 @@ class PythonProcess {
   // Starts the program with `first` as its first request, by the python3 of PATH or, where that has not its modules,
   // by /usr/bin/python3: the first may be that of an environment, and Debian's packages belong to the system's. Throws
   // PythonMissing where neither will do, ChildEnded where the program ends otherwise.
-  PythonProcess(const PythonProgram& program, std::string_view first);
+  PythonProcess(PythonProgram program, UserModules modules, std::string_view first);
 
   const std::string& first_answer() const { return first_answer_; }
 

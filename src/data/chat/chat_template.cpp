@@ -77,7 +77,7 @@ void read_variables(const fs::path& directory, ChatTemplate& found) {
 }  // namespace
 
 std::uint64_t ChatTemplate::fingerprint() const {
-  std::uint64_t hash = hash_text(chat_program());
+  std::uint64_t hash = so::fingerprint(chat_program());
   const auto add = [&hash](std::string_view part) { hash = hash_text(fmt::format("{}:{}", part.size(), part), hash); };
   add(text);
   add(tool_text.value_or("none"));

@@ -53,7 +53,7 @@ std::unique_ptr<PythonProcess> TablePrograms::take(const std::string& file) {
     if (idle_) return std::move(idle_);
   }
   try {
-    return std::make_unique<PythonProcess>(PythonProgram{table_program(), "table_records.py", true}, "{}");
+    return std::make_unique<PythonProcess>(table_program(), UserModules::allowed, "{}");
   } catch (const PythonMissing& missing) {
     fail(
         "{}: Parquet and Arrow files are read by pyarrow, {}; install it: python3 -m pip install pyarrow (where the "
