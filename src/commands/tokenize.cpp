@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -99,6 +100,16 @@ std::vector<std::int32_t> parse_ids(const std::string& text) {
   return ids;
 }
 
+// Such ids are decoded to nothing, as Hugging Face's tokenizers do.
+void warn_of_unused(const std::vector<std::int32_t>& ids, const Tokenizer& tokenizer) {
+  std::set<std::int32_t> unused;
+  for (const std::int32_t id : ids)
+    if (tokenizer.id_to_token(id).empty()) unused.insert(id);
+  if (!unused.empty())
+    log_warning("--decode: this tokenizer has no token for {}{}, which decode to nothing", *unused.begin(),
+                unused.size() > 1 ? fmt::format(" and {} more", unused.size() - 1) : "");
+}
+
 int show_record(const TokenizeOptions& options) {
   // The tokenizer alone decides: there need not be a model.
   const ModelEncoder encoder(options.model, Vocabulary::max_vocabulary, special_tokens(options.parse_special_tokens));
@@ -129,7 +140,9 @@ int run(const TokenizeOptions& options, const OptionOrigins&) {
   if (options.show) return show_record(options);
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   if (options.decode) {
-    const std::string text = tokenizer.decode(parse_ids(*options.decode), options.no_special_tokens);
+    const std::vector<std::int32_t> ids = parse_ids(*options.decode);
+    warn_of_unused(ids, tokenizer);
+    const std::string text = tokenizer.decode(ids, options.no_special_tokens);
     fmt::print("{}\n", options.json ? nlohmann::json{{"text", text}}.dump() : text);
     return exit_ok;
   }

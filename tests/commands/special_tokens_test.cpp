@@ -77,6 +77,18 @@ TEST_F(SpecialTokensInText, TokenizeCountsThemAndTakesThemAsTextWhereAsked) {
                  {"--parse_special_tokens", "--decode"});
 }
 
+TEST_F(SpecialTokensInText, DecodeSaysWhichIdsHaveNoToken) {
+  const auto decode = [&](const std::string& ids) {
+    return run({test::binary(), "tokenize", "--model", model_.string(), "--decode", ids}, temporary_.path());
+  };
+  const Outcome known = decode("1 2"), unknown = decode("1 9999998 2 9999999 9999998");
+  EXPECT_EQ(known.err, "");
+  EXPECT_EQ(unknown.exit_code, 0);
+  EXPECT_EQ(unknown.out, known.out);
+  EXPECT_NE(unknown.err.find("no token for 9999998 and 1 more, which decode to nothing"), std::string::npos)
+      << unknown.err;
+}
+
 TEST_F(SpecialTokensInText, EvalAndGenerateTakeTheOption) {
   const auto answer = [&](const std::string& command, const char* parse) {
     std::vector<std::string> words{test::binary(),           command, "--model", model_.string(), "--json",
