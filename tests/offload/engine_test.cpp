@@ -343,6 +343,37 @@ TEST_P(EngineOwners, SaveBesideAStepSeesTheStateBeforeIt) {
   FAIL() << "no step ever waited for the save";
 }
 
+// As the search for a weight that is not finite does, while the checkpoint before it is being written.
+TEST_P(EngineOwners, SaveBesideAReadSeesWhatIsThere) {
+  const ParameterLayout& layout = the_run().layout;
+  EngineRig rig(layout, settings_of(DType::f32, 4096, 0, GetParam()), 2);
+  rig.load(the_run().initial);
+  rig.step(the_run().micro_batches[0][0], 1e-2, 1);
+  const EngineBytes before = rig.bytes();
+  for (int i = 0; i < 20; ++i) {
+    EngineBytes saved;
+    rig.engine().begin_save();
+    std::atomic<bool> saving = true;
+    std::thread save([&] {
+      for (const Bucket& bucket : rig.engine().buckets()) {
+        rig.read(StateArray::master, bucket.range(), saved.master);
+        rig.read(StateArray::first_moment, bucket.range(), saved.m);
+        rig.read(StateArray::second_moment, bucket.range(), saved.v);
+        rig.engine().gate().passed(bucket.index());
+      }
+      rig.engine().gate().end();
+      saving = false;
+    });
+    while (saving) {
+      std::vector<float> read;
+      rig.read(StateArray::master, layout.unit_range(2), read);
+    }
+    save.join();
+    saved.weights = before.weights;
+    ASSERT_TRUE(saved == before) << "the save saw what another read";
+  }
+}
+
 TEST_P(EngineOwners, SaveBesideASkippedStepBlocksNothing) {
   const ParameterLayout& layout = the_run().layout;
   EngineRig rig(layout, settings_of(DType::f32, 4096, 0, GetParam()), 1);

@@ -60,6 +60,7 @@ Tensor StateTransfer::staged(const Tensor& array, std::int64_t piece) const {
 }
 
 void StateTransfer::read(Tensor from, Event& current, const ReadPiece& body) {
+  const std::lock_guard lock(mutex_);
   stream_->wait(current);
   const std::int64_t pieces = (from.size() + elements_ - 1) / elements_;
   const auto fetch = [&](std::int64_t piece) {
@@ -78,6 +79,7 @@ void StateTransfer::read(Tensor from, Event& current, const ReadPiece& body) {
 }
 
 void StateTransfer::write(Tensor to, Event& current, const WritePiece& fill) {
+  const std::lock_guard lock(mutex_);
   stream_->wait(current);
   for (std::int64_t piece = 0; piece * elements_ < to.size(); ++piece) {
     slot(piece).copied->synchronize();

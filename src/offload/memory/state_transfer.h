@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 
 #include "base/tensor.h"
@@ -22,7 +23,7 @@ void read_host_state(Tensor from, const ReadPiece& body);
 void write_host_state(Tensor to, const WritePiece& fill);
 
 // Reads and writes arrays in device memory through two pinned buffers, so that one piece is copied while the caller
-// works on the other.
+// works on the other. For any thread: one that comes while another reads or writes waits until that has its array.
 class StateTransfer {
  public:
   // Pieces of at most `elements`.
@@ -44,6 +45,7 @@ class StateTransfer {
   Slot& slot(std::int64_t piece) { return slots_[static_cast<std::size_t>(piece % 2)]; }
 
   const std::int64_t elements_;
+  std::mutex mutex_;
   std::unique_ptr<Stream> stream_;
   std::array<Slot, 2> slots_;
 };
