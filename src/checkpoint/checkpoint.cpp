@@ -42,19 +42,38 @@ std::string foreign_in(const OwnFiles& own, const std::filesystem::path& checkpo
   return {};
 }
 
-// A checkpoint that would be replaced, but holds what is not ours, keeps all it has under another name.
+// Gives a checkpoint another name, under which it keeps all it has and is nobody's. Returns that.
+std::filesystem::path set_aside(const OwnFiles& own, const std::filesystem::path& checkpoint) {
+  std::error_code error;
+  std::filesystem::path kept;
+  for (int i = 1; kept.empty() || std::filesystem::exists(std::filesystem::symlink_status(kept, error)); ++i)
+    kept = fmt::format("{}.kept-{}", checkpoint.string(), i);
+  const FileNames ours = recorded_in(own, checkpoint);
+  std::filesystem::rename(checkpoint, kept, error);
+  if (error) fail_io("rename", checkpoint, error.value());
+  own.remove(ours);
+  return kept;
+}
+
+// One that would be replaced, but holds what is not ours.
 void set_aside_if_foreign(const OwnFiles& own, const std::filesystem::path& checkpoint) {
   std::error_code error;
   if (!std::filesystem::is_directory(checkpoint, error)) return;
   const std::string what = foreign_in(own, checkpoint);
   if (what.empty()) return;
-  std::filesystem::path kept;
-  for (int i = 1; kept.empty() || std::filesystem::exists(std::filesystem::symlink_status(kept, error)); ++i)
-    kept = fmt::format("{}.kept-{}", checkpoint.string(), i);
-  std::filesystem::rename(checkpoint, kept, error);
-  if (error) fail_io("rename", checkpoint, error.value());
+  const std::filesystem::path kept = set_aside(own, checkpoint);
   log_warning("{} holds {}, which this program did not write: it is now {}", checkpoint.string(), printable(what),
               kept.string());
+}
+
+// The newest is the one to resume from and the last to be pruned, so none of another course may seem to be it.
+void set_aside_beyond(const OwnFiles& own, const CheckpointDirectory& directory, std::int64_t step) {
+  for (const Checkpoint& checkpoint : directory.list()) {
+    if (checkpoint.step <= step) continue;
+    const std::filesystem::path kept = set_aside(own, checkpoint.path);
+    log_warning("{} is of the course that the run took before it was resumed from step {}: it is now {}",
+                checkpoint.path.string(), step, kept.string());
+  }
 }
 
 // A request for each part of the tensors that is kept by itself; what lies in host memory is read right into it.
@@ -189,7 +208,7 @@ void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
   std::optional<AtomicDirectory> directory;  // rank 0's
   std::optional<StateFiles> files;
   const std::filesystem::path path = on_first_rank(*ranks_, [&] {
-    // A run that was resumed from an earlier checkpoint meets its own later ones again: same step, same bytes.
+    // What has the name already is no whole checkpoint, or is set aside.
     directory.emplace(destination, IfExists::replace);
     require_free_space(directory->path(), bytes() + room);
     files.emplace(engine_, source_, directory->path(), destination, state.step, only_model_);
@@ -237,6 +256,7 @@ void CheckpointWriter::commit(AtomicDirectory& directory, const TrainerState& st
   write_checksums(directory.path(), std::move(checksums));
   const OwnFiles own(directory_.path());
   set_aside_if_foreign(own, directory.final_path());
+  if (const auto step = std::exchange(resumed_from_, std::nullopt)) set_aside_beyond(own, directory_, *step);
   own.add(files_in(directory.path(), directory.final_path().filename().string() + "/"));
   directory.commit();
 }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "checkpoint/checkpoint_directory.h"
@@ -35,6 +36,10 @@ class CheckpointWriter {
                    bool keeps_best = false, bool only_model = false);
   ~CheckpointWriter();  // waits; logs a failure that nobody asked for
 
+  // The run was resumed from this step. What the directory has of steps beyond it is of another course, and is given
+  // another name before the first checkpoint of this one.
+  void goes_on_from(std::int64_t step) { resumed_from_ = step; }
+
   // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits
   // until the bucket has been written. Waits for the save before, if it still runs. Throws what that one failed with.
   // The save fails if it would leave less than `room` bytes free, so that other files have their place. Rank 0's
@@ -61,6 +66,7 @@ class CheckpointWriter {
   const CheckpointDirectory directory_;
   const int save_total_limit_;
   const bool keeps_best_, only_model_;
+  std::optional<std::int64_t> resumed_from_;   // until what lies beyond it has been set aside
   const std::unique_ptr<Communicator> ranks_;  // the saving thread's
   std::thread thread_;
   std::mutex mutex_;  // of what the thread has done

@@ -145,7 +145,7 @@ OutputSpace output_space(const LoopOptions& options, const SavedBytes& saved, st
   if (last_step > first_step) plan.saves = 1 + saves_before_end(options, {first_step, last_step, epochs_in});
   for (const Checkpoint& checkpoint : CheckpointDirectory(options.output_dir).list()) {
     if (options.resume)
-      ++plan.existing;
+      plan.existing += checkpoint.step <= first_step ? 1 : 0;  // those beyond are set aside
     else if (options.overwrite_output_dir)
       plan.replaced += bytes_below(checkpoint.path);
   }

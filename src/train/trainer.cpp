@@ -99,6 +99,7 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   if (!state_.evaluations) state_.evaluations = fresh.evaluations;
   if (in_.length.extended_from) state_.warmup_steps = in_.length.warmup_steps;
   first_step_ = last_saved_step_ = state.step;
+  checkpoints_.goes_on_from(state.step);
   resumed_from_ = checkpoint;
   in_.batches.restore(state.sampler);
   if (!keeps_records()) return;
@@ -299,7 +300,7 @@ void Trainer::log_divergence() {
 void Trainer::log_last_checkpoint() {
   log_failure([&] { checkpoints_.wait(); });  // a save under way may yet make one
   log_failure([&] {
-    if (const auto last = CheckpointDirectory(in_.options.output_dir).latest())
+    if (const auto last = CheckpointDirectory(in_.options.output_dir).latest_up_to(state_.step))
       log_info(
           "the last checkpoint is {} (step {}): {}", last->path.string(), last->step,
           in_.options.save_only_model ? "the model alone, which a new run's --model can be" : "continue with --resume");

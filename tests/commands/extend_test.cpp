@@ -74,6 +74,32 @@ TEST_F(ExtendedRun, KeepsItsWarmUp) {
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_DOUBLE_EQ(rates("run")[i], expected[i]) << "step " << i + 1;
 }
 
+// What a run had beyond the checkpoint from which it goes on is of another course: it is neither resumed from, nor does
+// it push out what the run saves now.
+TEST_F(ExtendedRun, GoesOnFromAnEarlierCheckpointOnItsOwnCourse) {
+  finish(command("run", 6, "linear", "0").set("save_steps", "2"));
+  const fs::path run = temporary_ / "run";
+  const std::string sixth = read_file(run / "checkpoint-6" / "master.safetensors");
+  write_file(run / "checkpoint-4" / "notes.txt", "mine");
+  const Outcome o = finish(command("run", 8, "linear", "0")
+                               .set("save_steps", "3")
+                               .set("save_total_limit", "1")
+                               .set("resume", (run / "checkpoint-2").string()));
+  for (const char* step : {"4", "6"})
+    EXPECT_NE(o.err.find(fmt::format("checkpoint-{} is of the course that the run took before it was resumed from step "
+                                     "2: it is now",
+                                     step)),
+              std::string::npos)
+        << o.err;
+  EXPECT_EQ(read_file(run / "checkpoint-4.kept-1" / "notes.txt"), "mine");
+  EXPECT_TRUE(read_file(run / "checkpoint-6.kept-1" / "master.safetensors") == sixth) << "another rate since";
+  for (const int step : {2, 3, 4, 6}) EXPECT_FALSE(fs::exists(run / fmt::format("checkpoint-{}", step))) << step;
+  ASSERT_TRUE(fs::exists(run / "checkpoint-8")) << "what is saved last is kept";
+  const Outcome again = finish(command("run", 10, "linear", "0").flag("resume"));
+  EXPECT_NE(again.err.find("resumed from " + (run / "checkpoint-8").string()), std::string::npos) << again.err;
+  EXPECT_EQ(rates("run").size(), 10u);
+}
+
 TEST_F(ExtendedRun, FollowsTheScheduleOfTheNewLength) {
   finish(command("run", 6, "linear", "0"));
   const Outcome o = finish(command("run", 12, "linear", "0").flag("resume"));

@@ -99,10 +99,11 @@ TEST_F(Overwriting, ACheckpointWithForeignFilesIsRefused) {
              .set("resume", (out() / "checkpoint-1").string())
              .words());
   EXPECT_EQ(read_file(out() / "checkpoint-1" / "notes.txt"), "mine");
-  // A checkpoint that is written again is set aside first.
+  // A checkpoint that is written again is set aside first, with all that is in it.
+  EXPECT_TRUE(fs::exists(out() / "checkpoint-2.kept-1" / "trainer_state.json"));
   write_file(out() / "checkpoint-2" / "notes.txt", "mine");
   finish(training().set("resume", (out() / "checkpoint-1").string()).words());
-  EXPECT_EQ(read_file(out() / "checkpoint-2.kept-1" / "notes.txt"), "mine");
+  EXPECT_EQ(read_file(out() / "checkpoint-2.kept-2" / "notes.txt"), "mine");
   EXPECT_FALSE(fs::exists(out() / "checkpoint-2" / "notes.txt"));
 }
 
