@@ -72,10 +72,18 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
   if (owned().empty() || !device.backed()) return;
   clock_.start();
   thread_ = std::thread([this] { run(); });
-  if (link_) link_thread_ = std::thread([this] { run_link(); });
+  if (!link_) return;
+  try {
+    link_thread_ = std::thread([this] { run_link(); });
+  } catch (...) {  // a limit on threads or memory; the other has no destructor to end it
+    end_threads();
+    throw;
+  }
 }
 
-HostOptimizer::~HostOptimizer() {
+HostOptimizer::~HostOptimizer() { end_threads(); }
+
+void HostOptimizer::end_threads() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

@@ -178,6 +178,7 @@ class HostOptimizer {
   static constexpr std::size_t most_running = 2;
   static_assert(most_running < HostSchedule::hands);
 
+  void end_threads();
   void run();
   // Does what comes next on the host's thread; false when there will be nothing.
   bool take_turn();
