@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/quantities.h"
 
 namespace so {
@@ -51,9 +52,19 @@ std::vector<fs::path> entries_of(const fs::path& directory) {
 }
 
 void make_directories(const fs::path& path) {
+  std::vector<fs::path> made;
+  for (fs::path at = path; !at.empty() && !path_exists(at); at = at.parent_path()) made.push_back(at);
   std::error_code error;
   fs::create_directories(path, error);
   if (error) fail_io("create directory", path, error.value());
+  for (const fs::path& directory : made) {
+    const fs::path parent = directory.parent_path();
+    try {
+      fsync_directory(parent.empty() ? "." : parent);
+    } catch (const Error& unreadable) {  // it may be written to, and not opened
+      log_debug("{}", unreadable.what());
+    }
+  }
 }
 
 void remove_path(const fs::path& path) {

@@ -17,8 +17,10 @@ bool is_link_path(const std::filesystem::path& path);
 // Lists the entries of the directory, sorted by name.
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& directory);
 
-void make_directories(const std::filesystem::path& path);  // with parents; existing ones are fine
-void remove_path(const std::filesystem::path& path);       // a file, a link or an empty directory; absence is fine
+// With parents; existing ones are fine. Those that are made stay after a power failure, as far as their parents can be
+// opened.
+void make_directories(const std::filesystem::path& path);
+void remove_path(const std::filesystem::path& path);  // a file, a link or an empty directory; absence is fine
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
 
 // Copies a regular file, replacing what is there; one larger than `max_bytes` is an Error, so that no device and no

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <functional>
+#include <new>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -165,17 +167,28 @@ void CheckpointWriter::start(const TrainerState& state, std::uint64_t room) {
   engine_.begin_save();
   writing_ = true;
   written_elements_ = 0;
-  thread_ = std::thread([this, state, room] {
-    try {
-      write(state, room);
-    } catch (...) {
-      error_ = std::current_exception();
-    }
-    engine_.gate().end();
-    std::lock_guard lock(mutex_);
-    writing_ = false;
-    ended_.notify_all();
-  });
+  try {
+    thread_ = std::thread([this, state, room] {
+      try {
+        write(state, room);
+      } catch (const std::bad_alloc&) {
+        error_ = std::make_exception_ptr(Error("there is too little host memory to write a checkpoint"));
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      end();
+    });
+  } catch (const std::system_error& error) {
+    error_ = std::make_exception_ptr(Error(fmt::format("no thread can be started: {}", error.code().message())));
+    end();
+  }
+}
+
+void CheckpointWriter::end() {
+  engine_.gate().end();
+  const std::lock_guard lock(mutex_);
+  writing_ = false;
+  ended_.notify_all();
 }
 
 bool CheckpointWriter::writing() {

@@ -41,7 +41,8 @@ class CheckpointWriter {
   void goes_on_from(std::int64_t step) { resumed_from_ = step; }
 
   // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits
-  // until the bucket has been written. Waits for the save before, if it still runs. Throws what that one failed with.
+  // until the bucket has been written. Waits for the save before, if it still runs. Throws what that one failed with;
+  // what this one fails with, wait() throws.
   // The save fails if it would leave less than `room` bytes free, so that other files have their place. Rank 0's
   // `state` is the one that is written.
   void start(const TrainerState& state, std::uint64_t room = 0);
@@ -54,6 +55,7 @@ class CheckpointWriter {
   std::uint64_t bytes() const;
 
  private:
+  void end();
   void write(const TrainerState& state, std::uint64_t room);
   void write_own(StateFiles& files);
   // Completes the directory and gives it its name; rank 0 calls it.

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 #include "base/quantities.h"
 #include "checkpoint/file_names.h"
 #include "io/atomic_directory.h"
@@ -93,12 +94,10 @@ void remove_stale_temporaries_of_runs(const fs::path& directory) {
 }
 
 void require_writable(const fs::path& directory) {
-  std::error_code error;
-  fs::create_directories(directory, error);
-  if (error) fail_io("create directory", directory, error.value());
-  if (!fs::is_directory(directory, error)) {
+  if (path_exists(directory) && !is_directory_path(directory)) {
     fail("{} is not a directory; choose another output directory", printable_path(directory));
   }
+  make_directories(directory);
   const fs::path probe = directory / fmt::format(".write-test-{}", ::getpid());
   try {
     File file = File::create(probe);

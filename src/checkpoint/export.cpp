@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/bf16_arrays.h"
@@ -214,12 +215,13 @@ void put_model_into(const std::filesystem::path& staged, const std::filesystem::
     if (is_weight_file_name(name) && !names.contains(name)) stale.insert(name);
   own.add(names);
   if (!stale.empty()) own.remove(stale);
+  std::set<std::filesystem::path> folders{directory};
   for (const std::string& name : files) {
-    if (const auto folder = std::filesystem::path(name).parent_path(); !folder.empty())
-      make_directories(directory / folder);
-    rename_path(staged / name, directory / name);
+    const std::filesystem::path to = directory / name;
+    if (folders.insert(to.parent_path()).second) make_directories(to.parent_path());
+    rename_path(staged / name, to);
   }
-  fsync_directory(directory);
+  for (const std::filesystem::path& folder : folders) fsync_directory(folder);
 }
 
 }  // namespace so

@@ -111,12 +111,12 @@ bool if_stale(const fs::path& path, pid_t pid, Action&& action) {
 }
 
 void sync_tree(const fs::path& directory) {
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    if (entry.is_symlink()) continue;
-    if (entry.is_directory()) {
-      sync_tree(entry.path());
-    } else if (entry.is_regular_file()) {
-      File::open(entry.path()).sync();
+  for (const fs::path& entry : entries_of(directory)) {
+    if (is_link_path(entry)) continue;
+    if (is_directory_path(entry)) {
+      sync_tree(entry);
+    } else if (is_regular_path(entry)) {
+      File::open(entry).sync();
     }
   }
   fsync_directory(directory);
@@ -146,10 +146,14 @@ fs::path parent_of(const fs::path& path) { return path.parent_path(); }
 
 fs::path normalized(const fs::path& path) {
   if (path.empty()) fail("the name of a directory is empty");
-  fs::path result = fs::absolute(path).lexically_normal();
-  if (!result.has_filename()) result = result.parent_path();                       // a trailing slash
-  if (fs::is_symlink(fs::symlink_status(result))) result = fs::canonical(result);  // else the link would be replaced
-  return result;
+  std::error_code error;
+  fs::path result = fs::absolute(path, error).lexically_normal();
+  if (error) fail_io("find", path, error.value());
+  if (!result.has_filename()) result = result.parent_path();  // a trailing slash
+  if (!is_link_path(result)) return result;
+  fs::path target = fs::canonical(result, error);  // else the link would be replaced
+  if (error) fail_io("follow", result, error.value());
+  return target;
 }
 
 }  // namespace
