@@ -1,7 +1,7 @@
 // Messages between devices by way of pinned host memory and the ranks' communicator.
 #include <algorithm>
-#include <cstring>
-#include <utility>
+#include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -66,43 +66,22 @@ class StagedPeers final : public DevicePeers {
       if (received[r] > 0) stream.copy(receive[r].data() + begin, in, received[r]);
   }
 
-  // The communicator has no messages between two ranks, so every rank receives what all send and takes its own.
+  // Lengths by rank; this rank's own is 0.
   void swap(const std::vector<std::size_t>& sent, const std::vector<std::size_t>& received) {
-    std::vector<std::int64_t> own(sent.begin(), sent.end()), all(size() * size());
-    ranks_->all_gather(std::span<const std::int64_t>(own),
-                       std::vector<std::int64_t>(size(), static_cast<std::int64_t>(size())), std::span(all));
-    std::vector<std::int64_t> totals;
-    std::size_t sum = 0;
-    for (std::size_t r = 0; r < size(); ++r) {
-      std::int64_t total = 0;
-      for (std::size_t to = 0; to < size(); ++to) total += all[r * size() + to];
-      totals.push_back(total);
-      sum += static_cast<std::size_t>(total);
-    }
-    everything_.resize(sum);
-    ranks_->all_gather(std::span(static_cast<const std::byte*>(out_.data()), static_cast<std::size_t>(totals[self()])),
-                       totals, std::span(everything_));
-    auto* in = static_cast<std::byte*>(in_.data());
-    const std::byte* from = everything_.data();
-    for (std::size_t r = 0; r < size(); ++r) {
-      for (std::size_t to = 0; to < size(); ++to) {
-        const auto length = static_cast<std::size_t>(all[r * size() + to]);
-        if (to == self() && r != self()) {
-          SO_CHECK(length == received[r], "rank {} sends {} bytes, where rank {} expects {}", r, length, self(),
-                   received[r]);
-          if (length > 0) std::memcpy(in, from, length);
-          in += length;
-        }
-        from += length;
-      }
-    }
+    const auto bytes = [](const std::vector<std::size_t>& lengths) {
+      return std::vector<std::int64_t>(lengths.begin(), lengths.end());
+    };
+    const auto parts = [](const Buffer& buffer, const std::vector<std::size_t>& lengths) {
+      return std::span(static_cast<std::byte*>(buffer.data()),
+                       std::accumulate(lengths.begin(), lengths.end(), std::size_t{0}));
+    };
+    ranks_->all_to_all(parts(out_, sent), bytes(sent), parts(in_, received), bytes(received));
   }
 
   const std::unique_ptr<Communicator> ranks_;
   const RankPlace place_;
   const std::size_t piece_;
   const Buffer out_, in_;  // pinned: a piece for each other rank
-  std::vector<std::byte> everything_;
 };
 
 }  // namespace
