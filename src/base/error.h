@@ -16,6 +16,12 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What is written finds no room: a full disk, a quota, a limit on the size of a file. The command line exits with 1.
+class NoRoom : public Error {
+ public:
+  using Error::Error;
+};
+
 // A broken invariant of the program itself: a call in the wrong state, a shape that cannot be.
 class Bug : public std::logic_error {
  public:

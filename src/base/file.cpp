@@ -70,8 +70,9 @@ void fail_io(std::string_view action, const std::filesystem::path& path, int err
     const std::string free_text = available ? format_bytes(*available) + " free" : std::string("free space unknown");
     const std::string need_text = needed > 0 ? "needs " + format_bytes(needed) + ", " : std::string();
     if (error == EDQUOT)
-      fail("disk quota exceeded on {}: {}{} on the file system", printable_path(path), need_text, free_text);
-    fail("no space left on {}: {}{}", printable_path(path), need_text, free_text);
+      throw NoRoom(fmt::format("disk quota exceeded on {}: {}{} on the file system", printable_path(path), need_text,
+                               free_text));
+    throw NoRoom(fmt::format("no space left on {}: {}{}", printable_path(path), need_text, free_text));
   }
   std::string hint;
   switch (error) {
@@ -84,13 +85,16 @@ void fail_io(std::string_view action, const std::filesystem::path& path, int err
     case EROFS:
     case EACCES:
     case EPERM:
-      hint = " (choose a directory that this user may use)";
+      hint = action == "open" ? " (this user may not read it)" : " (choose a directory that this user may use)";
       break;
     default:
       break;
   }
   const std::string size_text = needed > 0 ? fmt::format(" ({})", format_bytes(needed)) : std::string();
-  fail("cannot {} {}{}: {}{}", action, printable_path(path), size_text, std::generic_category().message(error), hint);
+  const std::string text = fmt::format("cannot {} {}{}: {}{}", action, printable_path(path), size_text,
+                                       std::generic_category().message(error), hint);
+  if (error == EFBIG) throw NoRoom(text);
+  throw Error(text);
 }
 
 File::File(std::filesystem::path path, int flags, std::string_view action) : path_(std::move(path)) {
@@ -115,7 +119,7 @@ File::File(std::filesystem::path path, int flags, std::string_view action) : pat
 File File::open(const std::filesystem::path& path) { return {path, O_RDONLY, "open"}; }
 File File::create(const std::filesystem::path& path) { return {path, O_RDWR | O_CREAT | O_TRUNC, "create"}; }
 File File::create_new(const std::filesystem::path& path) { return {path, O_RDWR | O_CREAT | O_EXCL, "create"}; }
-File File::update(const std::filesystem::path& path) { return {path, O_RDWR, "open"}; }
+File File::update(const std::filesystem::path& path) { return {path, O_RDWR, "open for writing"}; }
 File File::append(const std::filesystem::path& path) { return {path, O_WRONLY | O_CREAT | O_APPEND, "append to"}; }
 
 File::File(File&& other) noexcept : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}

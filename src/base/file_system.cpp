@@ -80,10 +80,13 @@ void rename_path(const fs::path& from, const fs::path& to) {
 }
 
 void copy_regular_file(const fs::path& from, const fs::path& to, std::uint64_t max_bytes) {
-  const File source = File::open(from);
+  copy_regular_file(File::open(from), to, max_bytes);
+}
+
+void copy_regular_file(const File& source, const fs::path& to, std::uint64_t max_bytes) {
   const std::uint64_t size = source.size();
   if (size > max_bytes)
-    fail("{} has {}, more than the {} that such a file may have", printable_path(from), format_bytes(size),
+    fail("{} has {}, more than the {} that such a file may have", printable_path(source.path()), format_bytes(size),
          format_bytes(max_bytes));
   File copy = File::create(to);
   std::vector<std::byte> piece(static_cast<std::size_t>(std::min<std::uint64_t>(size, 1 << 20)));

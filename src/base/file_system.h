@@ -9,6 +9,8 @@
 
 namespace so {
 
+class File;
+
 bool path_exists(const std::filesystem::path& path);        // links are followed: false for one that leads nowhere
 bool is_directory_path(const std::filesystem::path& path);  // links are followed
 bool is_regular_path(const std::filesystem::path& path);    // links are followed
@@ -26,6 +28,7 @@ void rename_path(const std::filesystem::path& from, const std::filesystem::path&
 // Copies a regular file, replacing what is there; one larger than `max_bytes` is an Error, so that no device and no
 // file that grows can fill the disk.
 void copy_regular_file(const std::filesystem::path& from, const std::filesystem::path& to, std::uint64_t max_bytes);
+void copy_regular_file(const File& source, const std::filesystem::path& to, std::uint64_t max_bytes);
 
 // Throws Error if the file is what a clone without Git LFS has in its place: a pointer of three lines.
 void refuse_lfs_pointer(const std::filesystem::path& path);

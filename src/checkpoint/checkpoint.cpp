@@ -70,7 +70,7 @@ void set_aside_if_foreign(const OwnFiles& own, const std::filesystem::path& chec
 
 // The newest is the one to resume from and the last to be pruned, so none of another course may seem to be it.
 void set_aside_beyond(const OwnFiles& own, const CheckpointDirectory& directory, std::int64_t step) {
-  for (const Checkpoint& checkpoint : directory.list()) {
+  for (const Checkpoint& checkpoint : directory.list_with_damaged()) {
     if (checkpoint.step <= step) continue;
     const std::filesystem::path kept = set_aside(own, checkpoint.path);
     log_warning("{} is of the course that the run took before it was resumed from step {}: it is now {}",

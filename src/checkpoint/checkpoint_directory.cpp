@@ -11,7 +11,9 @@
 #include "base/file_system.h"
 #include "base/quantities.h"
 #include "checkpoint/file_names.h"
+#include "checkpoint/trainer_state.h"
 #include "io/atomic_directory.h"
+#include "io/checksums.h"
 #include "io/own_files.h"
 
 namespace so {
@@ -38,7 +40,14 @@ fs::path CheckpointDirectory::path_of(std::int64_t step) const {
   return path_ / fmt::format("{}{}", prefix, step);
 }
 
-std::vector<Checkpoint> CheckpointDirectory::list() const {
+std::vector<Checkpoint> CheckpointDirectory::list() const { return list({trainer_state_file}); }
+
+std::vector<Checkpoint> CheckpointDirectory::list_with_damaged() const {
+  return list({trainer_state_file, checksums_file});
+}
+
+// With any of these files.
+std::vector<Checkpoint> CheckpointDirectory::list(std::initializer_list<const char*> signs) const {
   std::vector<Checkpoint> found;
   std::error_code error;
   fs::directory_iterator entries(path_, error);
@@ -46,7 +55,8 @@ std::vector<Checkpoint> CheckpointDirectory::list() const {
   if (error) fail_io("list", path_, error.value());
   for (const auto& entry : entries) {
     const auto step = checkpoint_step(entry.path().filename().string());
-    if (step && fs::is_regular_file(entry.path() / "trainer_state.json", error)) found.push_back({*step, entry.path()});
+    const auto has = [&](const char* file) { return fs::is_regular_file(entry.path() / file, error); };
+    if (step && std::any_of(signs.begin(), signs.end(), has)) found.push_back({*step, entry.path()});
   }
   std::sort(found.begin(), found.end(), [](const Checkpoint& a, const Checkpoint& b) { return a.step < b.step; });
   return found;

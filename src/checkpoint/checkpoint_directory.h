@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -29,7 +30,9 @@ class CheckpointDirectory {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path path_of(std::int64_t step) const;
 
-  std::vector<Checkpoint> list() const;      // the complete ones, lowest step first; none if the directory is absent
+  std::vector<Checkpoint> list() const;  // the complete ones, lowest step first; none if the directory is absent
+  // Those too that were complete once, by their checksums.json, and have lost trainer_state.json.
+  std::vector<Checkpoint> list_with_damaged() const;
   std::optional<Checkpoint> latest() const;  // the highest step
   std::optional<Checkpoint> latest_up_to(std::int64_t step) const;
 
@@ -44,6 +47,7 @@ class CheckpointDirectory {
   int newest_beside(std::int64_t best, int save_total_limit) const;
 
  private:
+  std::vector<Checkpoint> list(std::initializer_list<const char*> signs) const;
   std::filesystem::path path_;
 };
 

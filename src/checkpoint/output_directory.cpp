@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <set>
@@ -18,6 +19,7 @@
 #include "checkpoint/run_length.h"
 #include "data/data_files.h"
 #include "io/atomic_directory.h"
+#include "io/metrics_reader.h"
 #include "io/samples.h"
 
 namespace so {
@@ -54,6 +56,20 @@ void require_inputs_apart(const InputOptions& read_files, const fs::path& direct
   }
 }
 
+// A damaged one is not passed over: whoever reads it says so.
+std::optional<Checkpoint> latest_in(const fs::path& directory) {
+  std::vector<Checkpoint> all = CheckpointDirectory(directory).list_with_damaged();
+  return all.empty() ? std::nullopt : std::optional(std::move(all.back()));
+}
+
+// A run that was killed before its last checkpoint may have a model too, and goes on from the beginning.
+bool holds_finished_model(const fs::path& directory, const OutputContents& contents) {
+  if (!std::any_of(contents.ours.begin(), contents.ours.end(), is_weight_file_name)) return false;
+  if (!contents.ours.contains("metrics.jsonl") || !path_exists(directory / "metrics.jsonl")) return false;
+  const RecordedRun run = read_metrics_file(directory);
+  return run.ended && run.ends.back().outcome == "finished";
+}
+
 }  // namespace
 
 OutputDirectory::OutputDirectory(const OutputOptions& options, const InputOptions& inputs)
@@ -72,7 +88,12 @@ OutputDirectory::OutputDirectory(const OutputOptions& options, const InputOption
     return;
   }
   if (options.resume == "latest") {
-    checkpoint_ = CheckpointDirectory(directory).latest();
+    checkpoint_ = latest_in(directory);
+    if (!checkpoint_ && holds_finished_model(directory, contents))
+      fail(
+          "{} holds the model of a finished run and none of its checkpoints, without which a run cannot go on; replace "
+          "it with --overwrite_output_dir, or choose another --output_dir",
+          printable_path(directory));
     if (!checkpoint_) log_info("{} holds no checkpoint yet: starting from {}", directory.string(), inputs.model);
     return;
   }
@@ -167,7 +188,7 @@ void OutputDirectory::prepare(std::uint64_t bytes) {
   require_writable(directory);
   lock_.emplace(directory);
   if (options_.resume == "latest") {
-    const auto now = CheckpointDirectory(directory).latest();
+    const auto now = latest_in(directory);
     if (now.has_value() != checkpoint_.has_value() || (now && now->step != checkpoint_->step))
       fail("another run has gone on in {} since this one began; start this one again", directory.string());
   }

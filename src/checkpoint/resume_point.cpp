@@ -1,7 +1,10 @@
 #include "checkpoint/resume_point.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 #include "checkpoint/directory_checks.h"
 #include "checkpoint/source_model.h"
 #include "io/metrics.h"
@@ -30,10 +33,26 @@ bool stopped_early(const BestModelOptions& options, const TrainerState& state) {
          state.evaluations->without_gain >= *options.early_stopping_patience;
 }
 
+namespace {
+
+// Whether a model that was written is there. Small files may have been edited since.
+bool has_all_files(const std::filesystem::path& output) {
+  if (!has_weight_files(output)) return false;
+  const ChecksumsAsRead written(output);
+  if (!written.list) return written.error.empty();
+  return std::all_of(written.list->files.begin(), written.list->files.end(), [&](const auto& file) {
+    const std::filesystem::path path = output / file.first;
+    return is_regular_path(path) &&
+           (path.extension() != ".safetensors" || File::open(path).size() == file.second.bytes);
+  });
+}
+
+}  // namespace
+
 bool is_finished(const LoopOptions& options, const ResumePoint& from, std::int64_t total_steps) {
   const std::filesystem::path output = options.output_dir;
   return from.state && (from.step() >= total_steps || stopped_early(options, *from.state)) &&
-         has_metrics_line(output, from.step(), "summary") && has_weight_files(output);
+         has_metrics_line(output, from.step(), "summary") && has_all_files(output);
 }
 
 }  // namespace so

@@ -27,6 +27,8 @@ class ModelFiles {
   const DecoderSpec& spec() const { return spec_; }
   const ParameterLayout& layout() const { return *layout_; }
   const HfDirectory& directory() const { return directory_; }
+  // Opens the small files beside the weights, so that what is exported has them when the directory is gone.
+  void hold_small_files() { directory_.hold_auxiliary_files(); }
   // The text of config.json as the spec was read from it, and as it is exported.
   const std::string& config_json() const { return config_json_; }
   const ParameterFiles& files() const { return files_; }

@@ -351,7 +351,7 @@ void open_run(Opened& opened, AskedRun& asked, const DecoderSpec& spec, const Ro
         asked.ask(at_first, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.evaluates()); }));
     opened.output.emplace(options, options);
     if (!options.dry_run || has_weight_files(options.model))
-      opened.model.emplace(options.model, parameter_rules(options), rope);
+      opened.model.emplace(options.model, parameter_rules(options), rope).hold_small_files();
     else
       log_info("{} has no weights: planning by its config.json", options.model);
     opened.encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens));

@@ -146,6 +146,11 @@ bool is_auxiliary(std::string_view name) {
   fail("{} has no weights: neither {} nor {}", where, single_file, index_file);
 }
 
+void copy_auxiliary_file(const File& file, const std::string& name, const fs::path& to) {
+  if (const fs::path folder = fs::path(name).parent_path(); !folder.empty()) make_directories(to / folder);
+  copy_regular_file(file, to / name, max_auxiliary_bytes);
+}
+
 }  // namespace
 
 std::map<std::string, std::string> parse_safetensors_index(std::string_view json, std::string_view source) {
@@ -254,10 +259,18 @@ std::vector<std::string> auxiliary_files(const fs::path& directory) {
 }
 
 void copy_auxiliary_files(const fs::path& from, const fs::path& to) {
-  for (const std::string& name : auxiliary_files(from)) {
-    if (const fs::path folder = fs::path(name).parent_path(); !folder.empty()) make_directories(to / folder);
-    copy_regular_file(from / name, to / name, max_auxiliary_bytes);
-  }
+  for (const std::string& name : auxiliary_files(from)) copy_auxiliary_file(File::open(from / name), name, to);
+}
+
+void HfDirectory::copy_auxiliary_files(const fs::path& to) const {
+  if (held_.empty()) return so::copy_auxiliary_files(directory_, to);
+  for (std::size_t i = 0; i < held_.size(); ++i) copy_auxiliary_file(held_[i], auxiliary_files_[i], to);
+}
+
+void HfDirectory::hold_auxiliary_files() {
+  std::vector<File> held;
+  for (const std::string& name : auxiliary_files_) held.push_back(File::open(directory_ / name));
+  held_ = std::move(held);
 }
 
 std::vector<Shard> plan_shards(std::span<const TensorSpec> tensors, std::uint64_t max_shard_bytes) {

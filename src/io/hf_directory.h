@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/file.h"
 #include "io/safetensors.h"
 
 namespace so {
@@ -55,9 +56,11 @@ class HfDirectory {
   const std::vector<SafetensorsReader>& shards() const { return shards_; }
   const SafetensorsReader& shard_of(std::string_view name) const;
 
-  // As the functions below, of this directory.
+  // As the functions above, of this directory.
   const std::vector<std::string>& auxiliary_files() const { return auxiliary_files_; }
-  void copy_auxiliary_files(const std::filesystem::path& to) const { so::copy_auxiliary_files(directory_, to); }
+  void copy_auxiliary_files(const std::filesystem::path& to) const;
+  // Opens them, so that they can be copied when the directory is gone.
+  void hold_auxiliary_files();
 
  private:
   std::filesystem::path directory_;
@@ -66,6 +69,7 @@ class HfDirectory {
   std::vector<std::string> tensor_names_;
   std::unordered_map<std::string_view, std::size_t> shard_of_tensor_;  // keys point into tensor_names_
   std::vector<std::string> auxiliary_files_;
+  std::vector<File> held_;  // each of them, or none
 };
 
 // One weight file of a model to be written.

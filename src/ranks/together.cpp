@@ -10,7 +10,7 @@ namespace so {
 namespace {
 
 // The first character of a rank's text says how its body ended.
-enum Ending : char { done = '.', error = 'E', divergence = 'D', other = 'X' };
+enum Ending : char { done = '.', error = 'E', no_room = 'R', divergence = 'D', other = 'X' };
 
 template <class Exception>
 class OfAll final : public Exception, public ThrownByAll {
@@ -25,6 +25,9 @@ std::string end_of(const std::function<std::string()>& body, std::exception_ptr&
     return with(done, body());
   } catch (const RankFailure&) {
     throw;  // no collective can follow
+  } catch (const NoRoom& failure) {
+    thrown = std::current_exception();
+    return with(no_room, failure.what());
   } catch (const Error& failure) {
     thrown = std::current_exception();
     return with(error, failure.what());
@@ -54,6 +57,7 @@ std::vector<std::string> gather_texts(Communicator& ranks, const std::function<s
   const std::string text = failed->substr(1);
   const std::string sentence = rank == 0 ? text : fmt::format("rank {}: {}", rank, text);
   if ((*failed)[0] == error) fail_on_all(sentence);
+  if ((*failed)[0] == no_room) throw OfAll<NoRoom>(sentence);
   if ((*failed)[0] == divergence) throw OfAll<Divergence>(sentence);
   if (rank == ranks.rank()) std::rethrow_exception(thrown);
   throw Communicator::gave_up(rank, text);

@@ -52,6 +52,15 @@ TEST_F(Disk, CheckpointsWithoutRoomDoNotCostTheModel) {
     EXPECT_FALSE(entry.path().filename().string().starts_with("checkpoint-")) << entry.path();
 }
 
+// As the table of exit codes says: nothing that was asked for is wrong.
+TEST_F(Disk, ACommandWithoutRoomExitsWithOne) {
+  const Outcome o = run({test::binary(), "init", "--config", (fixture_ / "model" / "config.json").string(),
+                         "--output_dir", (temporary_ / "model").string()},
+                        temporary_.path(), Limits{.file_bytes = 20'000});
+  EXPECT_EQ(o.exit_code, 1) << o.err;
+  EXPECT_NE(o.err.find("`ulimit -f`"), std::string::npos) << o.err;
+}
+
 TEST_F(Disk, MetricsWithoutRoomDoNotStopTraining) {
   finish(command("reference", 8));
   finish(command("run", 4));

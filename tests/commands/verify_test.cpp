@@ -110,7 +110,50 @@ TEST_F(Verified, ResumeRefusesWhatIsDamagedAndNamesWhatIsNot) {
   const Outcome o = run(command().set("resume", older.string()).words(), temporary_.path());
   EXPECT_EQ(o.exit_code, 0) << o.err;
   EXPECT_NE(o.err.find("checked " + older.string()), std::string::npos) << o.err;
-  EXPECT_EQ(verify({out().string()}).exit_code, 0) << "the step that was run again replaced the mixed checkpoint";
+  EXPECT_EQ(verify({out().string()}).exit_code, 0) << "the step that was run again takes the mixed one's place";
+}
+
+// Its other files say that it was whole once, so it is not passed over as one that never was.
+TEST_F(Verified, ResumeRefusesACheckpointThatHasLostItsState) {
+  train();
+  const fs::path last = out() / "checkpoint-3", older = out() / "checkpoint-2";
+  fs::remove(last / "trainer_state.json");
+  const auto before = snapshot(out());
+  expect_refusal(run(command().flag("resume").words(), temporary_.path()),
+                 {(last / "trainer_state.json").string(), "is missing", "--resume " + older.string()});
+  for (const fs::path& checkpoint : {older, out() / "checkpoint-1"}) fs::remove(checkpoint / "trainer_state.json");
+  expect_refusal(run(command().flag("resume").words(), temporary_.path()),
+                 {(last / "trainer_state.json").string(), "is missing"});
+  fs::remove_all(out());
+  train();
+  fs::remove(last / "trainer_state.json");
+  const Outcome o = run(command().set("resume", older.string()).words(), temporary_.path());
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_TRUE(fs::exists(out() / "checkpoint-3.kept-1" / "master.safetensors") ||
+              fs::exists(out() / "checkpoint-3.kept-1" / "model.safetensors"));
+}
+
+TEST_F(Verified, ResumeDoesNotReplaceAFinishedModelWithoutItsCheckpoints) {
+  train();
+  for (const int step : {1, 2, 3}) fs::remove_all(out() / fmt::format("checkpoint-{}", step));
+  const auto before = snapshot(out());
+  expect_refusal(run(command().flag("resume").words(), temporary_.path()),
+                 {out().string(), "the model of a finished run and none of its checkpoints", "--overwrite_output_dir"});
+  EXPECT_TRUE(snapshot(out()) == before);
+}
+
+TEST_F(Verified, AFinishedRunThatLacksFilesWritesItsModelAgain) {
+  train();
+  const std::string weights = read_file(out() / "model.safetensors"), config = read_file(out() / "config.json");
+  fs::remove(out() / "config.json");
+  fs::resize_file(out() / "model.safetensors", weights.size() - 4);
+  for (const char* state : {"damaged", "whole"}) {
+    const Outcome o = run(command().flag("resume").words(), temporary_.path());
+    EXPECT_EQ(o.exit_code, 0) << o.err;
+    EXPECT_EQ(o.err.find("holds the finished run") != std::string::npos, std::string(state) == "whole") << o.err;
+    EXPECT_TRUE(read_file(out() / "model.safetensors") == weights);
+    EXPECT_EQ(read_file(out() / "config.json"), config);
+  }
 }
 
 }  // namespace

@@ -247,6 +247,21 @@ TEST(HfDirectory, KnowsWhichFilesToCarryOver) {
   expect_error([&] { model.copy_auxiliary_files(directory / "absent"); }, {"cannot create", "absent", "LICENSE"});
 }
 
+TEST(HfDirectory, HoldsItsSmallFiles) {
+  TemporaryDirectory directory;
+  const fs::path model = directory / "model", copy = directory / "copy";
+  write_model(model, 100);
+  fs::create_directories(model / "additional_chat_templates");
+  for (const char* name : {"tokenizer.json", "additional_chat_templates/rag.jinja"}) write_file(model / name, name);
+  HfDirectory opened(model);
+  opened.hold_auxiliary_files();
+  fs::remove_all(model);
+  fs::create_directory(copy);
+  opened.copy_auxiliary_files(copy);
+  for (const auto& name : opened.auxiliary_files()) EXPECT_EQ(read_file(copy / name), name);
+  EXPECT_EQ(opened.auxiliary_files().size(), 2u);
+}
+
 TEST(SafetensorsIndex, TakesWhatTransformersWrites) {
   const auto map = parse_safetensors_index(
       R"({"metadata": {"total_size": 16060522496, "x": [1, {"weight_map": {"no": -1.5}}, null, true], "y": "z"},

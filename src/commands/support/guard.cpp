@@ -37,6 +37,9 @@ std::string shortened(const std::string& text) {
 int run_guarded(const std::function<int()>& body, std::string& message) {
   try {
     return body();
+  } catch (const NoRoom& error) {
+    message = "superoffload: " + shortened(error.what());
+    return exit_failure;
   } catch (const Error& error) {
     message = "superoffload: " + shortened(error.what());
     return exit_user_error;
