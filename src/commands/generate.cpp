@@ -14,6 +14,7 @@
 #include "data/chat/conversation.h"
 #include "data/example.h"
 #include "data/records.h"
+#include "data/tokenizer/utf8.h"
 #include "data/tokenizer/vocabulary.h"
 #include "model/model_dtype.h"
 
@@ -81,7 +82,7 @@ std::string read_prompt(const GenerateOptions& options) {
   if (options.prompt_file == "-")
     text = read_standard_input(max_prompt_bytes);
   else if (options.prompt_file)
-    text = read_text_file(*options.prompt_file, max_prompt_bytes);
+    text = without_mark(read_text_file(*options.prompt_file, max_prompt_bytes));
   return options.alpaca ? alpaca_prompt({text, "", ""}) : text;
 }
 

@@ -254,6 +254,14 @@ void require_steps_to_trace(const TrainOptions& options, std::int64_t steps) {
     fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
 }
 
+void require_steps_to_measure(const TrainOptions& options, std::int64_t steps) {
+  if (!options.bench_steps || steps >= options.warmup_steps + *options.bench_steps) return;
+  fail(
+      "--bench_steps {} after --warmup_steps {} takes {} steps, and this run has {}; give fewer, or raise --max_steps or "
+      "--num_train_epochs",
+      *options.bench_steps, options.warmup_steps, options.warmup_steps + *options.bench_steps, steps);
+}
+
 // Where a run begins, and what it will write.
 struct RunStart {
   ResumePoint from;
@@ -274,6 +282,7 @@ RunStart find_start(const OutputDirectory& output, const AskedRun& run, const Ru
   start.finished = is_finished(options, start.from, start.length.steps);
   if (start.finished) return start;
   require_steps_to_trace(options, start.length.steps - step);
+  require_steps_to_measure(options, start.length.steps - step);
   const bool ended = start.from.state && stopped_early(options, *start.from.state);
   start.disk = output_space(options, saved, step, ended ? step : start.length.steps,
                             [&](std::int64_t steps) { return batches.epochs_in_steps(steps); });

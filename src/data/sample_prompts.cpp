@@ -11,6 +11,7 @@
 #include "data/chat/conversation.h"
 #include "data/example.h"
 #include "data/records.h"
+#include "data/tokenizer/utf8.h"
 
 namespace so {
 namespace {
@@ -99,7 +100,9 @@ class PromptReader {
 }  // namespace
 
 std::vector<SamplePrompt> read_sample_prompts(const std::filesystem::path& file, const ModelEncoder& encoder) {
-  const std::string content = read_text_file(file, max_file_bytes);
+  const std::string all = read_text_file(file, max_file_bytes);
+  const std::string_view content = without_mark(all);
+  if (!is_valid_utf8(content)) fail("--sample_prompts {}: the file is no UTF-8", printable_path(file));
   std::vector<SamplePrompt> prompts;
   PromptReader reader(file, encoder);
   const std::size_t first = content.find_first_not_of(blank);
@@ -110,7 +113,7 @@ std::vector<SamplePrompt> read_sample_prompts(const std::filesystem::path& file,
     std::int64_t line = 0;
     for (std::size_t begin = 0; begin < content.size();) {
       const std::size_t end = std::min(content.find('\n', begin), content.size());
-      std::string text = content.substr(begin, end - begin);
+      std::string text(content.substr(begin, end - begin));
       if (text.ends_with('\r')) text.pop_back();
       ++line;
       begin = end + 1;

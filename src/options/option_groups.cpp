@@ -152,8 +152,7 @@ OptionTable<RecordOptions> make_records() {
       .default_from(ours)
       .affects_results()
       .elsewhere("train_on_inputs")
-      .elsewhere("train_on_input")
-      .elsewhere("assistant_only_loss");
+      .elsewhere("train_on_input");
   t.add("mask_history", &O::mask_history,
         "Count only the assistant's last turn of a conversation in the loss, not each of its turns")
       .default_from(ours)
@@ -319,9 +318,7 @@ OptionTable<ParameterOptions> make_parameter_rules() {
       .default_from(ours)
       .affects_results()
       .elsewhere("freeze_modules")
-      .elsewhere("frozen_parameters")
-      .elsewhere("unfrozen_parameters")
-      .elsewhere("freeze_trainable_layers");
+      .elsewhere("frozen_parameters");
   return t;
 }
 

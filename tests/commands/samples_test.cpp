@@ -180,16 +180,18 @@ TEST_F(Samples, ComeWithEvaluationsWhereThereAreAny) {
 }
 
 TEST_F(Samples, OfRecordsAreInTheirTemplates) {
-  write_file(prompts_, R"({"prompt":"Why?","completion":"Because."})"
-                       "\n"
-                       R"({"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"Why?"}]})"
-                       "\n"
-                       R"({"prompt":[{"role":"user","content":"Why?"}]})"
-                       "\n"
-                       R"({"instruction":"Why?","output":"Because."})"
-                       "\n"
-                       R"({"text":"Why? "})"
-                       "\n");
+  write_file(prompts_,
+             "\xef\xbb\xbf"  // as some editors begin a text
+             R"({"prompt":"Why?","completion":"Because."})"
+             "\n"
+             R"({"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"Why?"}]})"
+             "\n"
+             R"({"prompt":[{"role":"user","content":"Why?"}]})"
+             "\n"
+             R"({"instruction":"Why?","output":"Because."})"
+             "\n"
+             R"({"text":"Why? "})"
+             "\n");
   finish(command("run").set("max_length", "128").set("save_steps", "0").set("max_steps", "1"));
   EXPECT_EQ(recorded("run"), (SampledSteps{0, 1}));
   const std::string alone = generated(model_, {"--prompt", "Why?", "--chat"});
@@ -267,6 +269,8 @@ TEST_F(Samples, AreRefusedBeforeAnythingIsWritten) {
   refused(command("new").set("sample_prompts", "absent.txt"), {"absent.txt"});
   write_file(prompts_, " \n\n");
   refused(command("new"), {"--sample_prompts", "holds no prompt"});
+  write_file(prompts_, "a\xff\n");
+  refused(command("new"), {"--sample_prompts", "no UTF-8"});
   write_file(prompts_, "short\nlong" + std::string(200, '?') + "\n");
   refused(command("new").set("max_length", "12"), {"prompts.txt:2", "--max_length"});
   write_file(prompts_, prompts);

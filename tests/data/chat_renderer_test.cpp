@@ -148,6 +148,12 @@ TEST_F(Rendering, TrainsTheTurnsThatAreAskedFor) {
       trained_in(render(chat, R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b",)"
                               R"("weight":0},{"role":"user","content":"c"},{"role":"assistant","content":"d"}]})")),
       (Parts{"d</s>"}));
+  for (const std::string weight : {R"("0")", "0.5", "-1", "[0]"})
+    EXPECT_EQ(render(chat, R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b","weight":)" +
+                               weight + "}]}")
+                  .error.find("message 2: \"weight\" is "),
+              0u)
+        << weight;
   // A prompt and a completion of messages, as TRL has them.
   EXPECT_EQ(
       trained_in(render(chat, R"({"prompt":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},)"

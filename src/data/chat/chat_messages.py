@@ -69,6 +69,9 @@ class Chat:
             raw, first = record["conversations"], 0
         else:
             raw, first = record["prompt"] + record["completion"], len(record["prompt"])
+        for i, message in enumerate(raw):
+            if message.get("weight") not in (None, 0, 1):
+                raise Refused(f'message {i + 1}: "weight" is {message["weight"]!r}; it is 0, for what is not trained, or 1')
         self.messages = [plain_message(message) for message in raw]
         if isinstance(record.get("system"), str) and record["system"]:
             self.messages.insert(0, {"role": "system", "content": record["system"]})

@@ -33,6 +33,12 @@ void append_utf8(std::string& out, std::uint32_t code_point);
 
 bool is_valid_utf8(std::string_view text);
 
+// Without the byte order mark that some editors put before a text.
+inline std::string_view without_mark(std::string_view text) {
+  constexpr std::string_view mark = "\xef\xbb\xbf";
+  return text.starts_with(mark) ? text.substr(mark.size()) : text;
+}
+
 // Appends `bytes`, each maximal invalid sequence ("maximal subpart", Unicode Standard, section 3.9) as one U+FFFD.
 void append_repaired_utf8(std::string& out, std::string_view bytes);
 
