@@ -48,9 +48,16 @@ void choose_instructions() {
 #endif
 }
 
+// Ragged batches bring ever new shapes; beyond this many a thread's cache starts afresh. (oneDNN keeps the compiled
+// code in a cache of its own, of as many, so a new primitive costs about 0.1 ms, a tile about as much or more.)
+constexpr std::size_t max_primitives = 256;
+
 const dnnl::engine& engine() {
   choose_instructions();
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  static const dnnl::engine cpu = [] {
+    dnnl::set_primitive_cache_capacity(static_cast<int>(max_primitives));
+    return dnnl::engine(dnnl::engine::kind::cpu, 0);
+  }();
   return cpu;
 }
 
@@ -82,10 +89,6 @@ Bf16Matmul make_matmul(bool a_transposed, bool b_transposed, std::int64_t m, std
 #endif
   return {a, b, c, description.scratchpad_desc(), dnnl::matmul(description)};
 }
-
-// Ragged batches bring ever new shapes; beyond this many the cache starts afresh. (oneDNN keeps the compiled code in a
-// cache of its own, so a new primitive costs about 0.1 ms, a tile about as much or more.)
-constexpr std::size_t max_primitives = 256;
 
 }  // namespace
 
