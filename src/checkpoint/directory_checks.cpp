@@ -208,7 +208,7 @@ std::vector<fs::path> directories_to_check(const fs::path& directory) {
 ResumeCheck::ResumeCheck(fs::path checkpoint) : checkpoint_(std::move(checkpoint)), read_(checkpoint_) {}
 
 void ResumeCheck::require_whole_state() const {
-  if (!read_.error.empty()) refuse(checkpoint_, {{checksums_file, read_.error}});
+  if (!read_.error.empty()) fail("{}; {}", read_.error, newest_whole_before(checkpoint_));
   if (!read_.list) return;
   const auto state = read_.list->files.find(trainer_state_file);
   if (state == read_.list->files.end())

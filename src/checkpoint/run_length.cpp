@@ -23,12 +23,13 @@ TrainOptions with_recorded_ranks(const TrainOptions& asked, const std::string& r
   };
   const std::int64_t ranks = number("gpus"), micro_batches = number("gradient_accumulation_steps");
   if (ranks == asked.gpus) return asked;  // whatever else differs is said by name
-  if (ranks * micro_batches != asked.gpus * asked.gradient_accumulation_steps)
+  const std::int64_t in_all = ranks * micro_batches;
+  if (in_all != asked.gpus * asked.gradient_accumulation_steps)
     fail(
         "{} is of a run on {} ranks with {} micro-batches each, and now there are {} ranks with {} each, so that a step "
-        "would have other rows; give a --gradient_accumulation_steps such that both come to {} in all, or as many ranks "
-        "as before",
-        state_file, ranks, micro_batches, asked.gpus, asked.gradient_accumulation_steps, ranks * micro_batches);
+        "would have other rows; give {}as many ranks as before",
+        state_file, ranks, micro_batches, asked.gpus, asked.gradient_accumulation_steps,
+        in_all % asked.gpus == 0 ? fmt::format("--gradient_accumulation_steps {}, or ", in_all / asked.gpus) : "");
   TrainOptions same = asked;
   same.gpus = static_cast<int>(ranks);
   same.gradient_accumulation_steps = micro_batches;

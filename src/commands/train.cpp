@@ -303,6 +303,15 @@ void log_plan(AskedRun& run, const TrainingPlan& plan, const PlanningMachine& ma
              format_bytes(plan.memory.host_total(backend_of(run.runtime.device()))));
 }
 
+void warn_of_long_warmup(const RunLength& length) {
+  if (length.warmup_steps < length.steps) return;
+  log_warning(
+      "the warm-up takes {} of the run's {} step{}, so the learning rate, which rises from 0, never comes to --lr{}; give "
+      "a smaller --warmup or --warmup_num_steps",
+      length.warmup_steps, length.steps, length.steps == 1 ? "" : "s",
+      length.steps == 1 ? " and nothing is trained" : "");
+}
+
 int end_dry_run(const TrainOptions& options, const ResumePoint& from, const RunLength& length) {
   if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
   if (from.checkpoint) log_info("would go on from {} at step {}", from.checkpoint->path.string(), from.step());
@@ -432,6 +441,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   });
   if (writes) open_run_log(std::filesystem::path(options.output_dir) / run_log_file);
   log_plan(asked, plan, machine, start.disk, start.length.steps);
+  warn_of_long_warmup(start.length);
   if (options.dry_run) return end_dry_run(options, start.from, start.length);
 
   device.limit_memory(plan.limits);

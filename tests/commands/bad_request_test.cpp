@@ -76,7 +76,7 @@ TEST_F(BadOutput, IsARegularFile) {
 // The weights are about 137 kB: 64 kB a file lets metrics and configuration through and stops the saving.
 TEST_F(BadOutput, WriteFailsWhileSaving) {
   const Outcome o = run(command().words(), temporary_.path(), Limits{.file_bytes = 64 * 1024});
-  expect_refusal(o, {output().string()});
+  expect_refusal(o, {output().string()}, 1);
   EXPECT_EQ(read_file(output() / "notes.txt"), "of an earlier run\n");
   EXPECT_EQ(read_file(output() / "earlier" / "model.safetensors"), "not to be touched");
   EXPECT_FALSE(std::filesystem::exists(output() / "model.safetensors")) << "half a model was left behind";
@@ -91,7 +91,7 @@ TEST_F(BadOutput, AFailureAfterStepsNamesTheLastCheckpoint) {
   };
   const auto fail_with = [&](TrainCommand failing, const std::string& expected) {
     const Outcome o = run(failing.words(), temporary_.path(), limits);
-    expect_refusal(o, {"model.safetensors"});
+    expect_refusal(o, {"model.safetensors"}, 1);
     EXPECT_NE(o.err.find(expected + "\n"), std::string::npos) << expected << " is missing in: " << o.err;
   };
   fail_with(TrainCommand(c).set("save_steps", "4"), "no checkpoint had been saved: --resume would begin anew");

@@ -124,11 +124,25 @@ class Talk : public ::testing::Test {
 TEST_F(Talk, TrainsOnConversations) {
   write_file(temporary_.path() / "chats.jsonl", std::string(conversation) + conversation);
   const auto train = [&](std::vector<std::string> more) {
-    std::vector<std::string> line = {
-        binary(),       "train",    "--model",      model_.string(), "--data",
-        "chats.jsonl",  "--device", "cpu",          "--max_steps",   "1",
-        "--batch_size", "2",        "--output_dir", "out",           "--overwrite_output_dir",
-        "--cache_dir",  "cache"};
+    std::vector<std::string> line = {binary(),
+                                     "train",
+                                     "--model",
+                                     model_.string(),
+                                     "--data",
+                                     "chats.jsonl",
+                                     "--device",
+                                     "cpu",
+                                     "--max_steps",
+                                     "1",
+                                     "--batch_size",
+                                     "2",
+                                     "--output_dir",
+                                     "out",
+                                     "--overwrite_output_dir",
+                                     "--cache_dir",
+                                     "cache",
+                                     "--warmup",
+                                     "0"};
     line.insert(line.end(), more.begin(), more.end());
     return run(line, temporary_.path(), {.directory = temporary_.path()});
   };

@@ -122,7 +122,7 @@ TEST_F(TerminalTest, RunLogKeepsEveryRunWithTimes) {
   EXPECT_EQ(log_of("out"), log) << "a run that was refused wrote something";
   // The error that ended a run stands there too.
   const Outcome failed = run(here(six_steps("full")), temporary_.path(), Limits{.file_bytes = 64 * 1024});
-  EXPECT_EQ(failed.exit_code, 2) << failed.err;
+  EXPECT_EQ(failed.exit_code, 1) << failed.err;
   EXPECT_TRUE(has(log_of("full"), " superoffload: ")) << log_of("full");
 }
 

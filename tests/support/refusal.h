@@ -22,9 +22,9 @@ inline std::vector<std::string> lines_of(const std::string& text) {
 }
 
 // One error line, the last, with every one of `needles` in it.
-inline void expect_refusal(const Outcome& outcome, const std::vector<std::string>& needles) {
+inline void expect_refusal(const Outcome& outcome, const std::vector<std::string>& needles, int exit_code = 2) {
   ASSERT_EQ(outcome.signal, 0) << outcome.err;
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+  EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
   const auto lines = lines_of(outcome.err);
   ASSERT_FALSE(lines.empty()) << "nothing on standard error";
   int errors = 0;
