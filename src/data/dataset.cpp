@@ -246,6 +246,19 @@ struct DatasetSource::State {
   std::optional<std::uint64_t> most_bytes, bytes;
 };
 
+namespace {
+
+// Options are for all files, and these say what is trained of a record that has parts.
+void log_idle_options(const DatasetOptions& options, RecordFormat format) {
+  const auto idle = [&](const char* option) {
+    log_info("{}: {}: {} changes nothing in {} records", options.name, options.file.string(), option, name_of(format));
+  };
+  if (options.example.mask_history && format != RecordFormat::chat) idle("--mask_history");
+  if (options.example.train_on_prompt && format == RecordFormat::text) idle("--train_on_prompt");
+}
+
+}  // namespace
+
 DatasetSource::DatasetSource(DatasetOptions options, const TextEncoder& encoder, ThreadPool& pool)
     : state_(std::make_unique<State>(std::move(options), encoder, pool)) {
   State& s = *state_;
@@ -254,6 +267,7 @@ DatasetSource::DatasetSource(DatasetOptions options, const TextEncoder& encoder,
   if (std::vector<RawRecord> first; records->next(first))
     s.format = format_of(RecordParser(s.file.name(), encoder.vocabulary_size()).parse(first.front()));
   if (s.format == RecordFormat::chat) s.chat = std::make_unique<ChatRenderer>(encoder.chat_template());
+  log_idle_options(s.options, s.format);
   const std::uint64_t content =
       hash_large(s.file.content().bytes(), pool, [&](auto part) { s.file.content().give_back(part); });
   s.key = key_of(content, encoder, s.options.example, s.chat.get(), s.file.is_table());

@@ -33,6 +33,14 @@ TEST_F(DryRun, SaysThePlanAndWritesNoOutput) {
   EXPECT_TRUE(snapshot(output()) == before);
 }
 
+TEST_F(DryRun, SaysWhatAnOptionDoesNotChange) {
+  const std::string idle = "--mask_history changes nothing in token id records";
+  const Outcome given = run_dry(dry().flag("mask_history")), without = run_dry(dry());
+  EXPECT_EQ(given.exit_code, 0) << given.err;
+  expect_in(given.err, {idle});
+  EXPECT_EQ(without.err.find(idle), std::string::npos) << without.err;
+}
+
 TEST_F(DryRun, NeedsNoWeights) {
   const Outcome with = run_dry(dry());
   std::filesystem::remove(weights());
