@@ -56,12 +56,12 @@ ask "Can I return a mug?" "Within 30 days, if it is whole."
 # What stands before the table: names of elsewhere are answered with those of here, or with why there is none.
 for pair in base_model:model datasets:data micro_batch_size:batch_size sequence_len:max_length cutoff_len:max_length \
   val_set_size:validation_split num_epochs:num_train_epochs learning_rate:lr sample_packing:packing \
-  assistant_only_loss:train_on_prompt evals_per_epoch:eval_strategy cosine_min_lr_ratio:min_lr \
-  unfrozen_parameters:freeze; do
+  evals_per_epoch:eval_strategy cosine_min_lr_ratio:min_lr; do
   said=$(user superoffload train --config run.yaml "--${pair%%:*}" 1 2>&1) && fail "--${pair%%:*} is taken"
   echo "$said" | grep -q "here it is --${pair##*:}\$" || fail "--${pair%%:*}: $said"
 done
-for name in peft_config adapter finetuning_type chat_template template roles_to_train report_to wandb_project; do
+for name in peft_config adapter finetuning_type chat_template template roles_to_train report_to wandb_project \
+  assistant_only_loss unfrozen_parameters; do
   echo "$name: 1" | cat run.yaml - >other.yaml
   said=$(user superoffload train --config other.yaml 2>&1) && fail "$name is taken"
   case $said in *"there is no option $name: "*"; remove it") ;; *) fail "$name: $said" ;; esac
