@@ -40,13 +40,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
           ranks)),
       weights_(device, layout, settings.formats.weights, settings.weight_places, residencies_of_units(layout, settings),
                buckets_,
-               {.final_weights =
-                    [this](int unit) {
-                      const std::span<Bucket> buckets = buckets_of(unit);
-                      return std::all_of(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
-                        return !bucket.on_host() || host_.weights_final(bucket);
-                      });
-                    },
+               {.final_weights = [this](int unit) { return has_final_weights(unit); },
                 .cast_masters = [this](int unit,
                                        Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
                 .gathers = unit_gathers()},
@@ -147,14 +141,15 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
   weights_.required(unit);
 }
 
+bool OffloadEngine::has_final_weights(int unit) {
+  const std::span<Bucket> buckets = buckets_of(unit);
+  return std::all_of(buckets.begin(), buckets.end(),
+                     [&](const Bucket& bucket) { return !bucket.on_host() || host_.weights_final(bucket); });
+}
+
 UnitGathers OffloadEngine::unit_gathers() {
   return {.stream = [this]() -> Stream& { return exchange_->gathers(); },
-          .sent =
-              [this](int unit) {
-                const std::span<Bucket> buckets = buckets_of(unit);
-                return std::all_of(buckets.begin(), buckets.end(),
-                                   [&](const Bucket& b) { return !b.on_host() || host_.weights_final(b); });
-              },
+          .sent = [this](int unit) { return has_final_weights(unit); },
           .require_sent =
               [this](int unit) {
                 for (const Bucket& bucket : buckets_of(unit)) require_sent(bucket, exchange_->gathers());

@@ -241,6 +241,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // Whether this rank has the bucket's weights, or has them on their way: if they stay, those of all ranks.
   bool whole(const Bucket& bucket) const { return !exchange_ || in_slices(bucket) || exchange_->gathered(bucket); }
   bool in_slices(const Bucket& bucket) const { return weights_.at(bucket.own().begin).gathers(); }
+  // Whether the final weights of all that the host owns of the unit have been sent.
+  bool has_final_weights(int unit);
   UnitGathers unit_gathers();
   // Has the weights of a unit's buckets gathered from their ranks, where they stay and are not whole.
   void gather(std::span<Bucket> buckets, Stream& stream);

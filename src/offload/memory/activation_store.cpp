@@ -1,9 +1,9 @@
 #include "offload/memory/activation_store.h"
 
 #include <algorithm>
-#include <exception>
 
 #include "base/error.h"
+#include "device/wait_on_exit.h"
 
 namespace so {
 
@@ -25,12 +25,8 @@ ActivationStore::ActivationStore(Device& device, int items, std::size_t item_byt
 }
 
 ActivationStore::~ActivationStore() {
-  for (Stream* stream : {to_host_.get(), to_device_.get()}) {
-    try {
-      if (stream != nullptr) stream->synchronize();
-    } catch (const std::exception&) {  // whoever waits for the copies has been told
-    }
-  }
+  for (Stream* stream : {to_host_.get(), to_device_.get()})
+    if (stream != nullptr) wait_or_log(*stream, LogLevel::debug);  // whoever waits for the copies has been told
 }
 
 void* ActivationStore::stored(int item) {

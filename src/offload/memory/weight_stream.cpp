@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <utility>
 
 #include "base/error.h"
+#include "device/wait_on_exit.h"
 
 namespace so {
 
@@ -33,11 +33,9 @@ WeightStream::WeightStream(Device& device, const ParameterLayout& layout, const 
   }
 }
 
+// Whoever waits for the copies has been told of an error.
 WeightStream::~WeightStream() {
-  try {
-    if (stream_) stream_->synchronize();
-  } catch (const std::exception&) {  // whoever waits for the copies has been told
-  }
+  if (stream_) wait_or_log(*stream_, LogLevel::debug);
 }
 
 std::byte* WeightStream::at(std::int64_t element) const {
