@@ -16,7 +16,8 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What is written finds no room: a full disk, a quota, a limit on the size of a file. The command line exits with 1.
+// There is no room for what is written: a disk is full, or a quota or a limit on the size of a file is met. The command
+// line exits with 1.
 class NoRoom : public Error {
  public:
   using Error::Error;

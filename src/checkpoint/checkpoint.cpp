@@ -221,7 +221,7 @@ void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
   std::optional<AtomicDirectory> directory;  // rank 0's
   std::optional<StateFiles> files;
   const std::filesystem::path path = on_first_rank(*ranks_, [&] {
-    // What has the name already is no whole checkpoint, or is set aside.
+    // A directory that has this name already is no whole checkpoint, or commit() sets it aside.
     directory.emplace(destination, IfExists::replace);
     require_free_space(directory->path(), bytes() + room);
     files.emplace(engine_, source_, directory->path(), destination, state.step, only_model_);

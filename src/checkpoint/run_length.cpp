@@ -73,6 +73,22 @@ RunLength run_length(const LoopOptions& options, const BatchIterator& batches, c
   return length;
 }
 
+void require_steps_to_measure(const TrainOptions& options, std::int64_t steps) {
+  if (!options.bench_steps || steps >= options.warmup_steps + *options.bench_steps) return;
+  fail(
+      "--bench_steps {} after --warmup_steps {} takes {} steps, and this run has {}; give fewer, or raise --max_steps or "
+      "--num_train_epochs",
+      *options.bench_steps, options.warmup_steps, options.warmup_steps + *options.bench_steps, steps);
+}
+
+std::string RunLength::long_warmup_text() const {
+  if (warmup_steps < steps) return "";
+  return fmt::format(
+      "the warm-up takes {} of the run's {} step{}, so the learning rate, which rises from 0, never comes to --lr{}; give "
+      "a smaller --warmup or --warmup_num_steps",
+      warmup_steps, steps, steps == 1 ? "" : "s", steps == 1 ? " and nothing is trained" : "");
+}
+
 std::string RunLength::extension_text(LrScheduleKind schedule) const {
   if (!extended_from) return "";
   const std::string rate = schedule == LrScheduleKind::constant

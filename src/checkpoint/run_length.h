@@ -19,7 +19,12 @@ struct RunLength {
 
   // One line for the log; empty if the run was not extended.
   std::string extension_text(LrScheduleKind schedule) const;
+  // One line for the log; empty if the learning rate comes to its highest before the run ends.
+  std::string long_warmup_text() const;
 };
+
+// Throws Error unless a benchmark's warm-up and measured steps are no more than `steps`.
+void require_steps_to_measure(const TrainOptions& options, std::int64_t steps);
 
 // `resumed` is null for a run from the beginning. Throws Error naming `state_file` if the run had more steps before.
 RunLength run_length(const LoopOptions& options, const BatchIterator& batches, const TrainerState* resumed,

@@ -254,14 +254,6 @@ void require_steps_to_trace(const TrainOptions& options, std::int64_t steps) {
     fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
 }
 
-void require_steps_to_measure(const TrainOptions& options, std::int64_t steps) {
-  if (!options.bench_steps || steps >= options.warmup_steps + *options.bench_steps) return;
-  fail(
-      "--bench_steps {} after --warmup_steps {} takes {} steps, and this run has {}; give fewer, or raise --max_steps or "
-      "--num_train_epochs",
-      *options.bench_steps, options.warmup_steps, options.warmup_steps + *options.bench_steps, steps);
-}
-
 // Where a run begins, and what it will write.
 struct RunStart {
   ResumePoint from;
@@ -301,15 +293,6 @@ void log_plan(AskedRun& run, const TrainingPlan& plan, const PlanningMachine& ma
   log_detail("{}", settings_log(train_option_table().view(options), run.origins));
   log_detail("memory plan:\n{}  in all {}", plan.memory.table(),
              format_bytes(plan.memory.host_total(backend_of(run.runtime.device()))));
-}
-
-void warn_of_long_warmup(const RunLength& length) {
-  if (length.warmup_steps < length.steps) return;
-  log_warning(
-      "the warm-up takes {} of the run's {} step{}, so the learning rate, which rises from 0, never comes to --lr{}; give "
-      "a smaller --warmup or --warmup_num_steps",
-      length.warmup_steps, length.steps, length.steps == 1 ? "" : "s",
-      length.steps == 1 ? " and nothing is trained" : "");
 }
 
 int end_dry_run(const TrainOptions& options, const ResumePoint& from, const RunLength& length) {
@@ -441,7 +424,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   });
   if (writes) open_run_log(std::filesystem::path(options.output_dir) / run_log_file);
   log_plan(asked, plan, machine, start.disk, start.length.steps);
-  warn_of_long_warmup(start.length);
+  if (const std::string text = start.length.long_warmup_text(); !text.empty()) log_warning("{}", text);
   if (options.dry_run) return end_dry_run(options, start.from, start.length);
 
   device.limit_memory(plan.limits);

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "data/records.h"
+#include "data/tokenizer/utf8.h"
 
 namespace so {
 namespace {
@@ -24,7 +25,7 @@ std::string location_of(std::string_view file_name, const RawRecord& record) {
 }
 
 RecordReader::RecordReader(std::string name, std::string_view content) : name_(std::move(name)), content_(content) {
-  if (content_.substr(0, 3) == "\xef\xbb\xbf") offset_ = 3;
+  offset_ = content_.size() - without_mark(content_).size();
   skip_whitespace();
   if (offset_ == content_.size()) return;
   const char first = content_[offset_];

@@ -152,8 +152,10 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // ---- Optimizer state, whoever owns it. Between steps, or by a save (see gate()), beside which the engine's thread
   // may read; else one thread at a time. With several ranks, this rank's slices alone: what lies between them is left
   // out. Frozen parameters have weights, which are read and written as their master weights are, and no moments, which
-  // are left out. ---- Returns the elements of these slices, in order, neighbours joined, frozen parameters included;
-  // with one rank that is all of the flat range.
+  // are left out. ----
+
+  // Returns the elements of these slices, in order, neighbours joined, frozen parameters included; with one rank that
+  // is all of the flat range.
   std::vector<Range> own_ranges() const;
   // Calls body(begin, values) for pieces of `range` of the flat range, in order; the values, which begin at element
   // `begin`, hold during the call. Padding belongs to the range. Host-owned state is given as it lies.

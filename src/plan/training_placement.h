@@ -72,7 +72,8 @@ class TrainingPlacement {
   void be_late_to_fit();
   // Takes what `change` allows, which costs something that is not simulated, if a step gains enough by it.
   void take_if_worth_it(Placement& chosen, const std::function<void(bool allowed)>& change);
-  // Instead of what is best on a slower host, what is best at the measured rates, if it is by more in the mean of both.
+  // Instead of what is best on a slower host, takes what is best at the measured rates or on a quicker host, if the
+  // mean of the three is less.
   void take_the_best_mean_of_hosts(Placement& chosen);
   std::vector<Keep> keep_of(std::int64_t index) const;
   std::size_t activation_bytes(std::int64_t index);

@@ -74,8 +74,8 @@ TEST_F(ExtendedRun, KeepsItsWarmUp) {
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_DOUBLE_EQ(rates("run")[i], expected[i]) << "step " << i + 1;
 }
 
-// What a run had beyond the checkpoint from which it goes on is of another course: it is neither resumed from, nor does
-// it push out what the run saves now.
+// The checkpoints beyond the one from which a run goes on are of another course: they are neither resumed from, nor do
+// they push out what the run saves now.
 TEST_F(ExtendedRun, GoesOnFromAnEarlierCheckpointOnItsOwnCourse) {
   finish(command("run", 6, "linear", "0").set("save_steps", "2"));
   const fs::path run = temporary_ / "run";

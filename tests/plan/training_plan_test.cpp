@@ -319,7 +319,7 @@ TEST(PlanTraining, WhereTheHostIsTheLimitBothHostsDecide) {
   EXPECT_LT(plan.estimate->seconds(), 0.97 * more_on_device.estimate->seconds());
 }
 
-// What a plan says of its own split is a split that can be asked for.
+// A user may ask for the split that the planner itself has chosen.
 TEST(PlanTraining, ASplitThatFitsOnlyWithALateEmbeddingHasOne) {
   FakeMachine h200(cuda_backend(), 149.5, 133.5);
   h200.state = StatePrecision::bf16;

@@ -52,8 +52,8 @@ struct UpdateFacts : StepTimes {
   std::span<const double> needed, left;    // of each: BucketShares
   // Of each, whether it is a late one (HostSchedule::set_late()), which the policy cannot choose about; empty: none is.
   std::span<const std::uint8_t> late;
-  // Of each, the elements whose weights stream from host memory, one after another in the order in which a forward pass
-  // needs them; empty: none do.
+  // How many elements of each have weights that stream from host memory, one after another in the order in which a
+  // forward pass needs them; empty: none do.
   std::span<const std::int64_t> streamed;
   std::int64_t undo_places = 0;
 
