@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -22,6 +23,7 @@
 #include <regex>
 #include <span>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -33,6 +35,7 @@ namespace so {
 namespace {
 
 constexpr const char* socket_variable = "SUPEROFFLOAD_LAUNCHER";  // the name of the socket where rank 0 finds us
+constexpr int most_gpus_of_a_host = 64;
 constexpr std::array passed_on = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
 constexpr std::array shared_streams = {STDOUT_FILENO, STDERR_FILENO};
 constexpr std::size_t kept_output = 64 << 10;  // of the launcher and of ranks beside rank 0, to name a cause
@@ -311,6 +314,13 @@ class LocalRun {
 }  // namespace
 
 int run_local_ranks(int ranks, const std::vector<std::string>& arguments) {
+  // A rank can refuse only once all have started, and thousands of processes can take the host down.
+  const int most = std::max(most_gpus_of_a_host, static_cast<int>(std::thread::hardware_concurrency()));
+  if (ranks > most)
+    fail(
+        "--gpus {}: the ranks are processes of this host, and it can have {} at most; start those of several hosts with "
+        "mpirun or srun, and leave --gpus out",
+        ranks, most);
   if (!have_mpi())
     fail(
         "--gpus {}: this build connects no ranks, since it was built without MPI; run scripts/install_dependencies.sh "

@@ -13,7 +13,8 @@ namespace so {
 
 // Starts the ranks with these arguments (without the program's name), waits for them, and returns rank 0's exit code.
 // If the ranks end before rank 0 has said how, logs a sentence that names the rank that was lost, and returns 1.
-// Throws Error where there is no MPI or no launcher. Calls fork(), so no other thread may run yet.
+// Throws Error where there is no MPI or no launcher, and for more ranks than 64 and than the host has CPUs. Calls
+// fork(), so no other thread may run yet.
 int run_local_ranks(int ranks, const std::vector<std::string>& arguments);
 
 // In a process that run_local_ranks() started: its end of the connection to that process.

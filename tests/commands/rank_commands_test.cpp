@@ -185,6 +185,8 @@ TEST_F(RankCommands, EvalRefusals) {
   CommandWords one_record = eval({"--gpus", "2"});
   one_record[5] = (temporary_ / "one.jsonl").string();
   EXPECT_NE(refusal_of(one_record).find("which has 1 record to work on: start at most 1"), std::string::npos);
+  EXPECT_NE(refusal_of(eval({"--gpus", "20000"})).find("--gpus 20000: the ranks are processes of this host, and"),
+            std::string::npos);
   EXPECT_NE(refusal_of(under_mpirun({eval({}), eval({"--max_length", "16"})}))
                 .find("rank 1 differs from rank 0 in --max_length: 16, not "),
             std::string::npos);
