@@ -153,6 +153,8 @@ class Outlook {
 
   const UpdateFacts& slower() const { return slower_; }
   std::size_t places() const { return places_; }
+  // Whether the device alone would take as long.
+  bool is_least(double seconds) const { return shorter * seconds < measured_timer_.least_seconds(); }
   // Both return any seconds from `limit` on as soon as these are known not to be less.
   double seconds(const UpdateChoice& choice, Verdicts verdicts, double limit = unlimited) {
     const double slower = slower_timer_.seconds(choice, verdicts);
@@ -211,7 +213,7 @@ class AdaptivePolicy final : public UpdatePolicy {
     const auto [first, none_seconds] = shortest(f.previews ? n : 0, [&](std::size_t i, double limit) {
       return outlook.seconds(nothing_ahead(n, i), Verdicts::clip, limit);
     });
-    const auto [bands, bands_seconds] = best_bands(outlook);
+    const auto [bands, bands_seconds] = safest_bands(outlook);
     const auto [left_first, ahead_seconds] = first_of_left(outlook, with_bands(n, places_here, bands), bands_seconds);
 
     // Work that a clipped step voids costs what the host had no time for, and up to two buckets that are under way.
@@ -245,6 +247,23 @@ class AdaptivePolicy final : public UpdatePolicy {
       return outlook.seconds(choice, Verdicts::stand, limit);
     });
     return least < shorter * seconds ? std::pair(first, least) : std::pair(std::size_t{0}, seconds);
+  }
+
+  // Where the device is the limit, many bands are as quick as the best. Of these it takes those that are best for the
+  // slowest host with which the device would still be the limit: a busy host can be a fifth slower in the next step.
+  static std::pair<Bands, double> safest_bands(Outlook& outlook) {
+    constexpr int slower_hosts = 4;
+    std::pair<Bands, double> safest = best_bands(outlook);
+    UpdateFacts facts = outlook.slower();
+    for (int i = 0; i < slower_hosts && outlook.is_least(safest.second); ++i) {
+      Outlook slower(facts, outlook.places());
+      const auto [bands, slower_seconds] = best_bands(slower);
+      const double seconds = outlook.seconds(bands);
+      if (!outlook.is_least(slower_seconds) || !outlook.is_least(seconds)) break;
+      safest = {bands, seconds};
+      facts = slower.slower();
+    }
+    return safest;
   }
 
   // At the top, what would be done in time in any case is left; the next are speculated, as many as have places, and
