@@ -250,7 +250,8 @@ class AdaptivePolicy final : public UpdatePolicy {
   }
 
   // Where the device is the limit, many bands are as quick as the best. Of these it takes those that are best for the
-  // slowest host with which the device would still be the limit: a busy host can be a fifth slower in the next step.
+  // slowest host with which the device would still be the limit, unless they leave more: a busy host can be a fifth
+  // slower in the next step.
   static std::pair<Bands, double> safest_bands(Outlook& outlook) {
     constexpr int slower_hosts = 4;
     std::pair<Bands, double> safest = best_bands(outlook);
@@ -259,7 +260,7 @@ class AdaptivePolicy final : public UpdatePolicy {
       Outlook slower(facts, outlook.places());
       const auto [bands, slower_seconds] = best_bands(slower);
       const double seconds = outlook.seconds(bands);
-      if (!outlook.is_least(slower_seconds) || !outlook.is_least(seconds)) break;
+      if (bands.left > safest.first.left || !outlook.is_least(slower_seconds) || !outlook.is_least(seconds)) break;
       safest = {bands, seconds};
       facts = slower.slower();
     }
