@@ -8,7 +8,7 @@
 
 #include "data/batches.h"
 #include "device/device.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder.h"
 
 namespace so {
 

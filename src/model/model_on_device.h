@@ -8,8 +8,10 @@
 
 #include "device/arena.h"
 #include "model/batch_upload.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder.h"
 #include "offload/memory/activation_store.h"
+#include "offload/memory/sequence_exchange.h"
+#include "offload/schedule/parameter_layout.h"
 
 namespace so {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/backend.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder.h"
 #include "offload/engine_settings.h"
 #include "plan/machine/planning_machine.h"
 #include "plan/memory/activation_memory.h"

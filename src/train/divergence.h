@@ -5,7 +5,7 @@
 #include <string>
 
 #include "device/arena.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder.h"
 #include "offload/engine.h"
 
 namespace so {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "device/backend.h"
-#include "model/decoder.h"
+#include "model/decoder/decoder.h"
 #include "options/choices.h"
 #include "plan/memory/training_shape.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "model/decoder.h"
+#include "model/decoder/keep.h"
 #include "model/flops.h"
 #include "model/spec.h"
 #include "plan/machine/rates.h"

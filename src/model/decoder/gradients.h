@@ -1,7 +1,7 @@
 // Internal to the decoder: gradients of a matrix and its bias.
 #pragma once
 
-#include <initializer_list>
+#include <span>
 #include <vector>
 
 #include "device/arena.h"
@@ -36,7 +36,7 @@ class TiledGradients final : public GradientSink {
  public:
   // Takes these parameters, but for those that are not there; sums come from the arena, where they last as long as the
   // caller's scope.
-  TiledGradients(GradientSink& sink, Arena& arena, std::initializer_list<Joined> parameters);
+  TiledGradients(GradientSink& sink, Arena& arena, std::span<const Joined> parameters);
   // Writes the sums where the sink wants them. After the last tile.
   void finish(Ops& ops, Stream& stream) const;
 

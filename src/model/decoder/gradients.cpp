@@ -1,10 +1,10 @@
-#include "model/decoder_gradients.h"
+#include "model/decoder/gradients.h"
 
 #include "base/error.h"
 
 namespace so {
 
-TiledGradients::TiledGradients(GradientSink& sink, Arena& arena, std::initializer_list<Joined> parameters) {
+TiledGradients::TiledGradients(GradientSink& sink, Arena& arena, std::span<const Joined> parameters) {
   for (const Joined& parameter : parameters) {
     if (!parameter) continue;
     Entry entry{parameter.first, parameter.count, sink.gradient(parameter.first, parameter.count), {}};

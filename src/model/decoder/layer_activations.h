@@ -1,37 +1,21 @@
-// Internal to the decoder: what a layer works with, and what flows between layers.
+// Internal to the decoder: what a layer works with, and memory for it.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
 
 #include "device/arena.h"
-#include "model/decoder.h"
+#include "model/spec.h"
+#include "ops/ops.h"
 
 namespace so {
 
-// How the routers of all layers used the experts, for the load-balancing loss. f32 [E]; empty where there is none.
-struct Decoder::RouterLoad {
-  Tensor counts, shares, both;  // the first two in one
-};
-
-// The state that the calls for one micro-batch share.
-struct Decoder::Pass {
-  Stream& stream;
-  const DeviceBatch& batch;
-  WeightSource& weights;
-  Arena& arena;
-  RouterLoad load;
-  float grad_scale = 0;  // backward
-  const ForwardObserver* observer = nullptr;
-  std::int64_t tokens() const { return batch.tokens(); }
-  void show(int unit, std::string_view what, Tensor values) const {
-    if (observer != nullptr) (*observer)(unit, what, values);
-  }
-  Tensor weight(Joined p) const { return p ? weights.weight(p.first, p.count) : Tensor(); }
-};
-
 // A layer's activations. Between forward and backward only those that it keeps are there; the others are empty, and
 // come from the arena, for as long as they are worked with.
-struct Decoder::Activations {
+struct LayerActivations {
   Tensor x, inv_rms1, normed1;      // residual stream into the layer, T [N, H]; f32 [N]; T [N, H], or x without a norm
   Tensor qkv;                       // projections, T [N, qkv_width]; q and k rotated in place without a norm of them
   Tensor qk, q_inv_rms, k_inv_rms;  // with such a norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
@@ -54,7 +38,7 @@ struct Decoder::Activations {
 
   // Those of `count` tokens from `first` on, as far as they are there. What stands between the MLP's products, or has
   // no rows of tokens, is left out.
-  Activations rows(std::int64_t first, std::int64_t count) const;
+  LayerActivations rows(std::int64_t first, std::int64_t count) const;
 };
 
 // Calls body(first, count) for each tile of `rows` of `tokens`, in order.
@@ -63,17 +47,13 @@ void for_each_tile(std::int64_t tokens, std::int64_t rows, const Body& body) {
   for (std::int64_t first = 0; first < tokens; first += rows) body(first, std::min(rows, tokens - first));
 }
 
-// A matrix in memory that is of no other use by now, if it fits there; else from the arena.
+// Memory of the arena lasts as long as the caller's scope of it.
+// Acquires a tensor if it is empty.
+void acquire_if_empty(Arena& arena, Tensor& tensor, const char* name, DType dtype,
+                      std::initializer_list<std::int64_t> shape);
+// Returns so many bytes; an empty tensor for none.
+Tensor acquire_bytes(Arena& arena, std::string_view name, std::size_t bytes);
+// Returns a matrix in memory that is of no other use by now, if it fits there; else from the arena.
 Tensor in_room(Arena& arena, const char* name, DType dtype, std::int64_t rows, std::int64_t columns, Tensor room);
-
-// The residual stream between layers, as x + residual_scale * delta: the sum is made by the next norm.
-struct Decoder::Carry {
-  Carry(Arena& arena, DType activations, std::int64_t tokens, std::int64_t hidden)
-      : scratch(arena.acquire("block output", activations, {tokens, hidden})) {}
-  Tensor x;
-  Tensor delta;    // empty before the first layer
-  Tensor scratch;  // where blocks write what they add
-  Tensor middle;   // where layers that do not keep theirs put the stream after attention; empty if there are none
-};
 
 }  // namespace so

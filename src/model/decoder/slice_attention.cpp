@@ -1,64 +1,63 @@
-// Attention where the tokens are split among ranks. Each rank has a slice of the tokens with all heads, and attends
-// with some of the heads over all tokens. What goes to a rank lies together, [tokens of the slice, heads of that rank],
-// so what arrives from the ranks in their order is a matrix of all tokens, and what goes back from there needs no
-// packing.
+#include "model/decoder/slice_attention.h"
+
 #include <vector>
 
 #include "base/error.h"
 #include "base/sequence_slice.h"
-#include "model/decoder.h"
-#include "model/decoder_activations.h"
-#include "model/decoder_gradients.h"
+#include "model/decoder/gradients.h"
+#include "offload/memory/sequence_exchange.h"
 
 namespace so {
 
-RankHeads Decoder::own_heads() const {
-  SO_CHECK(exchange_, "a slice of a batch, and no ranks that have the others");
-  return rank_heads(spec_, exchange_->rank(), exchange_->size());
+SliceAttention::SliceAttention(const DecoderContext& context, std::int64_t layer)
+    : context_(context),
+      spec_(context.spec),
+      ops_(context.ops),
+      sinks_(context.parameters(layer).sinks),
+      setup_(context, layer) {}
+
+RankHeads SliceAttention::own_heads() const {
+  SO_CHECK(context_.exchange, "a slice of a batch, and no ranks that have the others");
+  return rank_heads(spec_, context_.exchange->rank(), context_.exchange->size());
 }
 
-std::int64_t Decoder::own_width() const { return (own_heads().q + 2 * own_heads().kv) * spec_.head_dim; }
-
-Tensor Decoder::acquire_lse(const Pass& pass) const {
-  const std::int64_t heads = pass.batch.is_slice() ? own_heads().q : spec_.heads;
-  return pass.arena.acquire("log-sum-exp", DType::f32, {heads, pass.batch.all_tokens()});
-}
+std::int64_t SliceAttention::own_width() const { return (own_heads().q + 2 * own_heads().kv) * spec_.head_dim; }
 
 // Bytes of `width` columns that each rank has of its slice, and that this rank has for each.
-struct Decoder::SliceBytes {
+struct SliceAttention::SliceBytes {
   std::vector<std::int64_t> of_slices, of_own;
 };
 
-Decoder::SliceBytes Decoder::slice_bytes(const Pass& pass, std::int64_t width) const {
+SliceAttention::SliceBytes SliceAttention::slice_bytes(const DecoderPass& pass, std::int64_t width) const {
   const std::int64_t all = pass.batch.all_tokens(),
-                     row = width * static_cast<std::int64_t>(size_of(settings_.formats.activations));
-  const int ranks = exchange_->size();
+                     row = width * static_cast<std::int64_t>(size_of(context_.activations()));
+  const int ranks = context_.exchange->size();
   SliceBytes bytes;
   for (int r = 0; r < ranks; ++r) {
     bytes.of_slices.push_back((slice_begin(all, ranks, r + 1) - slice_begin(all, ranks, r)) * row);
     bytes.of_own.push_back(pass.tokens() * row);
   }
-  SO_CHECK(bytes.of_slices[static_cast<std::size_t>(exchange_->rank())] == pass.tokens() * row,
-           "a slice of {} tokens of {}, rank {} of {}", pass.tokens(), all, exchange_->rank(), ranks);
+  SO_CHECK(bytes.of_slices[static_cast<std::size_t>(context_.exchange->rank())] == pass.tokens() * row,
+           "a slice of {} tokens of {}, rank {} of {}", pass.tokens(), all, context_.exchange->rank(), ranks);
   return bytes;
 }
 
-void Decoder::to_heads(const Pass& pass, Tensor all, const PackSlice& pack) const {
+void SliceAttention::to_heads(const DecoderPass& pass, Tensor all, const PackSlice& pack) const {
   Arena::Scope scope(pass.arena);
   const std::int64_t n = pass.tokens(), width = all.dim(1);
-  const int ranks = exchange_->size();
+  const int ranks = context_.exchange->size();
   const SliceBytes bytes = slice_bytes(pass, width);
-  const Tensor packed = pass.arena.acquire("slice for ranks", settings_.formats.activations, {ranks * n, width});
+  const Tensor packed = pass.arena.acquire("slice for ranks", context_.activations(), {ranks * n, width});
   for (int r = 0; r < ranks; ++r) pack(packed.rows(r * n, n), rank_heads(spec_, r, ranks));
-  exchange_->all_to_all(pass.stream, all, bytes.of_slices, packed, bytes.of_own);
+  context_.exchange->all_to_all(pass.stream, all, bytes.of_slices, packed, bytes.of_own);
 }
 
-void Decoder::to_slices(const Pass& pass, Tensor packed, Tensor all) const {
+void SliceAttention::to_slices(const DecoderPass& pass, Tensor packed, Tensor all) const {
   const SliceBytes bytes = slice_bytes(pass, all.dim(1));
-  exchange_->all_to_all(pass.stream, packed, bytes.of_own, all, bytes.of_slices);
+  context_.exchange->all_to_all(pass.stream, packed, bytes.of_own, all, bytes.of_slices);
 }
 
-void Decoder::qkv_to_heads(const Pass& pass, const Activations& a, Tensor all) const {
+void SliceAttention::qkv_to_heads(const DecoderPass& pass, const LayerActivations& a, Tensor all) const {
   const std::int64_t d = spec_.head_dim;
   to_heads(pass, all, [&](Tensor part, const RankHeads& heads) {
     std::int64_t column = 0;
@@ -72,17 +71,17 @@ void Decoder::qkv_to_heads(const Pass& pass, const Activations& a, Tensor all) c
   });
 }
 
-void Decoder::attention_to_heads(const Pass& pass, Tensor attention, Tensor all) const {
+void SliceAttention::attention_to_heads(const DecoderPass& pass, Tensor attention, Tensor all) const {
   to_heads(pass, all, [&](Tensor part, const RankHeads& heads) {
     ops_.copy_heads(pass.stream, {part, 0, heads.q, spec_.head_dim},
                     {attention, heads.first_q * spec_.head_dim, heads.q, spec_.head_dim});
   });
 }
 
-Ops::Attention Decoder::own_attention(const Pass& pass, std::int64_t layer, const Activations& a) const {
+Ops::Attention SliceAttention::own_attention(const DecoderPass& pass, const LayerActivations& a) const {
   const RankHeads own = own_heads();
   const std::int64_t d = spec_.head_dim;
-  AttentionSpans spans = this->spans(pass, layer);
+  AttentionSpans spans = setup_.spans(pass);
   if (spans.sinks) spans.sinks = spans.sinks.rows(own.first_q, own.q);
   return {.out = {a.own_attention, 0, own.q, d},
           .lse = a.lse,
@@ -92,36 +91,34 @@ Ops::Attention Decoder::own_attention(const Pass& pass, std::int64_t layer, cons
           .spans = spans};
 }
 
-AttentionSize Decoder::own_attention_size(const Pass& pass, const AttentionSpans& spans) const {
-  AttentionSize size = attention_size(spans, pass.batch.all_tokens(), pass.batch.all_tokens());
+AttentionSize SliceAttention::own_size(const DecoderPass& pass, const AttentionSpans& spans) const {
+  AttentionSize size = setup_.size(spans, pass.batch.all_tokens(), pass.batch.all_tokens());
   size.q_heads = own_heads().q;
   size.kv_heads = own_heads().kv;
   return size;
 }
 
-void Decoder::complete_own(const Pass& pass, Activations& a) const {
-  const DType t = settings_.formats.activations;
+void SliceAttention::complete(const DecoderPass& pass, LayerActivations& a) const {
+  const DType t = context_.activations();
   const std::int64_t all = pass.batch.all_tokens();
   if (!a.own_qkv) a.own_qkv = pass.arena.acquire("qkv of own heads", t, {all, own_width()});
   if (!a.own_attention)
     a.own_attention = pass.arena.acquire("attention of own heads", t, {all, own_heads().q * spec_.head_dim});
 }
 
-void Decoder::attend_split(const Pass& pass, std::int64_t layer, Activations a) const {
+void SliceAttention::forward(const DecoderPass& pass, LayerActivations a) const {
   const std::int64_t n = pass.tokens(), d = spec_.head_dim;
   Arena::Scope scope(pass.arena);
-  complete_own(pass, a);
+  complete(pass, a);
   qkv_to_heads(pass, a, a.own_qkv);
   {
     Arena::Scope attention(pass.arena);
-    Ops::Attention call = own_attention(pass, layer, a);
-    call.scratch =
-        acquire_bytes(pass.arena, "attention scratch", ops_.memory().attention(own_attention_size(pass, call.spans)));
+    Ops::Attention call = own_attention(pass, a);
+    call.scratch = setup_.acquire_scratch(pass.arena, own_size(pass, call.spans));
     ops_.attention(pass.stream, call);
   }
-  const int ranks = exchange_->size();
-  const Tensor packed =
-      pass.arena.acquire("slice of ranks", settings_.formats.activations, {ranks * n, own_heads().q * d});
+  const int ranks = context_.exchange->size();
+  const Tensor packed = pass.arena.acquire("slice of ranks", context_.activations(), {ranks * n, own_heads().q * d});
   to_slices(pass, packed, a.own_attention);
   for (int r = 0; r < ranks; ++r) {
     const RankHeads heads = rank_heads(spec_, r, ranks);
@@ -129,17 +126,16 @@ void Decoder::attend_split(const Pass& pass, std::int64_t layer, Activations a) 
   }
 }
 
-void Decoder::attend_split_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a,
-                                    Tensor dattention, Tensor dqkv) const {
-  const ParameterIndex::Layer& p = index(layer);
+void SliceAttention::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor dattention,
+                              Tensor dqkv) const {
   const RankHeads own = own_heads();
   const std::int64_t all = pass.batch.all_tokens(), d = spec_.head_dim;
-  const DType t = settings_.formats.activations;
+  const DType t = context_.activations();
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
   // If attention was computed again just now, what it read and made is there; else its slices are kept.
   const bool there = static_cast<bool>(a.own_qkv);
-  complete_own(pass, a);
+  complete(pass, a);
   if (!there) {
     qkv_to_heads(pass, a, a.own_qkv);
     attention_to_heads(pass, a.attention, a.own_attention);
@@ -149,11 +145,11 @@ void Decoder::attend_split_backward(const Pass& pass, std::int64_t layer, Gradie
   attention_to_heads(pass, dattention, dout);
   {
     Arena::Scope attention(arena);
-    const Ops::Attention forward = own_attention(pass, layer, a);
-    const Tensor scratch = acquire_gradient_scratch(arena, own_attention_size(pass, forward.spans));
+    const Ops::Attention forward = own_attention(pass, a);
+    const Tensor scratch = setup_.acquire_gradient_scratch(arena, own_size(pass, forward.spans));
     GradientSink::Target dsinks;
-    if (p.sinks) {
-      dsinks = vector_gradient(gradients, arena, p.sinks, pass.weight(p.sinks));
+    if (sinks_) {
+      dsinks = vector_gradient(gradients, arena, sinks_, pass.weight(sinks_));
       // The other heads' are the other ranks'.
       if (dsinks.mode == Accumulate::overwrite) pass.stream.zero(dsinks.tensor.data(), dsinks.tensor.bytes());
       dsinks.tensor = dsinks.tensor.rows(own.first_q, own.q);
@@ -167,15 +163,15 @@ void Decoder::attend_split_backward(const Pass& pass, std::int64_t layer, Gradie
                                       .forward = forward,
                                       .scratch = scratch});
   }
-  const Tensor packed = arena.acquire("slice of ranks", t, {exchange_->size() * pass.tokens(), own_width()});
+  const Tensor packed = arena.acquire("slice of ranks", t, {context_.exchange->size() * pass.tokens(), own_width()});
   to_slices(pass, packed, dqkv_own);
   unpack_gradient(pass, packed, dqkv);
 }
 
 // A key and value head that several ranks have gets the sum of their gradients, in rank order.
-void Decoder::unpack_gradient(const Pass& pass, Tensor packed, Tensor dqkv) const {
+void SliceAttention::unpack_gradient(const DecoderPass& pass, Tensor packed, Tensor dqkv) const {
   const std::int64_t n = pass.tokens(), d = spec_.head_dim;
-  const int ranks = exchange_->size();
+  const int ranks = context_.exchange->size();
   const auto move = [&](Tensor to, std::int64_t to_column, Tensor from, std::int64_t from_column, std::int64_t heads) {
     ops_.copy_heads(pass.stream, {to, to_column, heads, d}, {from, from_column, heads, d});
   };
@@ -183,8 +179,8 @@ void Decoder::unpack_gradient(const Pass& pass, Tensor packed, Tensor dqkv) cons
   const std::int64_t replicas = own_heads().replicas;
   Tensor sum, other;
   if (replicas > 1) {
-    sum = pass.arena.acquire("gradient of shared heads", settings_.formats.activations, {n, 2 * d});
-    other = pass.arena.acquire("gradient of shared heads", settings_.formats.activations, {n, 2 * d});
+    sum = pass.arena.acquire("gradient of shared heads", context_.activations(), {n, 2 * d});
+    other = pass.arena.acquire("gradient of shared heads", context_.activations(), {n, 2 * d});
   }
   for (int r = 0; r < ranks; ++r) {
     const RankHeads heads = rank_heads(spec_, r, ranks);

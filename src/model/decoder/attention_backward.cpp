@@ -1,0 +1,108 @@
+// The backward pass of AttentionBlock. Formulas are the plain chain rule of attention_block.cpp, read bottom to top.
+#include <initializer_list>
+
+#include "model/decoder/attention_block.h"
+#include "model/decoder/block_norms.h"
+#include "model/decoder/gradients.h"
+
+namespace so {
+
+void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor dnormed,
+                              Tensor dresidual, std::int64_t tile, Tensor room) const {
+  const DecoderSpec& s = spec_;
+  const DType t = context_.activations();
+  const std::int64_t n = pass.tokens();
+  Stream& stream = pass.stream;
+  Arena& arena = pass.arena;
+  Arena::Scope scope(arena);
+
+  if (!a.qk) {
+    a.qk = arena.acquire("rotated qk", t, {n, s.q_width() + s.kv_width()});
+    rotate(pass, a);
+  }
+  const Tensor dattention = in_room(arena, "gradient of attention", t, n, s.q_width(), room);
+  Tensor dqkv = arena.acquire("gradient of qkv", t, {n, s.qkv_width()});
+  const auto in_tiles = [&](std::initializer_list<Joined> parameters, const auto& body) {
+    if (tile == n) return body(gradients, 0, n, a);
+    Arena::Scope sums_scope(arena);
+    TiledGradients sums(gradients, arena, {parameters.begin(), parameters.size()});
+    for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
+      Arena::Scope block(arena);
+      body(sums, first, count, a.rows(first, count));
+    });
+    sums.finish(ops_, stream);
+  };
+  in_tiles({p_.attention_output_norm, p_.o, p_.o_bias}, [&](GradientSink& sink, std::int64_t first, std::int64_t count,
+                                                            const LayerActivations& part) {
+    const Tensor dout =
+        block_output_backward(context_, pass, sink, p_.attention_output_norm, part.attention_out,
+                              part.attention_out_inv_rms, dnormed.rows(0, count), dresidual.rows(first, count));
+    ops_.linear_grad_input(stream, dattention.rows(first, count), dout, pass.weight(p_.o), Accumulate::overwrite);
+    grad_linear(ops_, stream, sink, p_.o, p_.o_bias, dout, part.attention);
+  });
+  attend_backward(pass, gradients, a, dattention, dqkv);
+  rotate_back(pass, gradients, a, dqkv);
+  in_tiles({p_.qkv, p_.qkv_bias, p_.input_norm},
+           [&](GradientSink& sink, std::int64_t first, std::int64_t count, LayerActivations part) {
+             const Tensor dtile = dqkv.rows(first, count), dinput = dnormed.rows(0, count);
+             ops_.linear_grad_input(stream, dinput, dtile, pass.weight(p_.qkv), Accumulate::overwrite);
+             if (!part.normed1) {
+               part.normed1 = p_.input_norm ? arena.acquire("normed input", t, {count, s.hidden}) : part.x;
+               block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, Tensor(), Tensor());
+             }
+             grad_linear(ops_, stream, sink, p_.qkv, p_.qkv_bias, dtile, part.normed1);
+             block_input_backward(context_, pass, sink, p_.input_norm, part.x, part.inv_rms1, dinput,
+                                  dresidual.rows(first, count));
+           });
+}
+
+void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
+                                     Tensor dattention, Tensor dqkv) const {
+  if (pass.batch.is_slice()) return sliced_.backward(pass, gradients, a, dattention, dqkv);
+  const DecoderSpec& s = spec_;
+  const Heads dq{dqkv, 0, s.heads, s.head_dim}, dk{dqkv, s.q_width(), s.kv_heads, s.head_dim},
+      dv{dqkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim};
+  Arena& arena = pass.arena;
+  Arena::Scope scope(arena);
+  const AttentionSpans spans = setup_.spans(pass);
+  const Tensor scratch = setup_.acquire_gradient_scratch(arena, setup_.size(spans, pass.tokens(), pass.tokens()));
+  const GradientSink::Target dsinks =
+      p_.sinks ? vector_gradient(gradients, arena, p_.sinks, spans.sinks) : GradientSink::Target{};
+  ops_.attention_grad(
+      pass.stream,
+      {.dq = dq,
+       .dk = dk,
+       .dv = dv,
+       .dsinks = dsinks.tensor,
+       .dsinks_mode = dsinks.mode,
+       .dout = {dattention, 0, s.heads, s.head_dim},
+       .forward = {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = a.k(s), .v = a.v(s), .spans = spans},
+       .scratch = scratch});
+}
+
+void AttentionBlock::rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
+                                 Tensor dqkv) const {
+  const DecoderSpec& s = spec_;
+  const Tensor table = rope();
+  const auto turn_back = [&](Heads d, Heads raw, Joined weight, Tensor inv_rms) {
+    Ops::RotaryGrad g{.din = d, .dout = d, .in = raw, .positions = pass.batch.positions, .table = table};
+    g.pairs = s.rope.pairs;
+    const HeadNorm norm{pass.weight(weight), s.rms_epsilon, inv_rms, s.norm_offset};
+    if (!weight || s.projection_norm) {
+      if (table) ops_.rotary_grad(pass.stream, g);
+      if (!weight) return;
+    }
+    const auto dw = vector_gradient(gradients, pass.arena, weight, norm.weight);
+    if (s.projection_norm)
+      return ops_.projection_norm_grad(
+          pass.stream, {.din = d, .dout = d, .in = raw, .norm = norm, .dweight = dw.tensor, .dweight_mode = dw.mode});
+    g.norm = norm;
+    g.dweight = dw.tensor;
+    g.dweight_mode = dw.mode;
+    ops_.rotary_grad(pass.stream, g);
+  };
+  turn_back({dqkv, 0, s.heads, s.head_dim}, a.raw_q(s), p_.q_norm, a.q_inv_rms);
+  turn_back({dqkv, s.q_width(), s.kv_heads, s.head_dim}, a.raw_k(s), p_.k_norm, a.k_inv_rms);
+}
+
+}  // namespace so

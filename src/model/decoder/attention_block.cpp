@@ -1,0 +1,148 @@
+#include "model/decoder/attention_block.h"
+
+#include "base/error.h"
+#include "model/decoder/block_norms.h"
+#include "model/rope.h"
+
+namespace so {
+
+AttentionBlock::AttentionBlock(const DecoderContext& context, std::int64_t layer)
+    : context_(context),
+      spec_(context.spec),
+      ops_(context.ops),
+      layer_(layer),
+      p_(context.parameters(layer)),
+      setup_(context, layer),
+      sliced_(context, layer) {
+  const LayerRotation rotation = spec_.layer(layer).rotation;
+  SO_CHECK(rotation != LayerRotation::none || !spec_.qk_norm, "a norm of heads goes with their rotation");
+  SO_CHECK(rotation != LayerRotation::local || spec_.local_rope, "a local rotation without its table");
+}
+
+Tensor AttentionBlock::acquire_lse(const DecoderPass& pass) const {
+  const std::int64_t heads = pass.batch.is_slice() ? sliced_.own_heads().q : spec_.heads;
+  return pass.arena.acquire("log-sum-exp", DType::f32, {heads, pass.batch.all_tokens()});
+}
+
+void AttentionBlock::keep_output(const DecoderPass& pass, LayerActivations& a) const {
+  a.attention = pass.arena.acquire("attention", context_.activations(), {pass.tokens(), spec_.q_width()});
+  a.lse = acquire_lse(pass);
+}
+
+void AttentionBlock::keep_projections(const DecoderPass& pass, LayerActivations& a) const {
+  const std::int64_t n = pass.tokens();
+  if (spec_.input_norms) a.inv_rms1 = pass.arena.acquire("inverse rms", DType::f32, {n});
+  a.qkv = pass.arena.acquire("qkv", context_.activations(), {n, spec_.qkv_width()});
+  complete_qk_norms(pass.arena, n, a);
+  if (!a.q_inv_rms) a.qk = a.qkv;  // rotated in place
+}
+
+void AttentionBlock::complete(const DecoderPass& pass, LayerActivations& a, bool in_tiles, Tensor room) const {
+  Arena& arena = pass.arena;
+  const std::int64_t n = pass.tokens();
+  const DType t = context_.activations();
+  const DecoderSpec& s = spec_;
+  if (s.input_norms) acquire_if_empty(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
+  if (!in_tiles) complete_input(arena, n, a);
+  acquire_if_empty(arena, a.qkv, "qkv", t, {n, s.qkv_width()});
+  if (s.qk_norm || s.projection_norm)
+    acquire_if_empty(arena, a.qk, "rotated qk", t, {n, s.q_width() + s.kv_width()});
+  else
+    a.qk = a.qkv;
+  complete_qk_norms(arena, n, a);
+  if (s.output_norms) acquire_output_norm(context_, arena, n, a.attention_out, a.attention_out_inv_rms);
+  if (!a.attention) {
+    a.attention = in_room(arena, "attention", t, n, s.q_width(), room);
+    // Attention runs here, or again, in which case its gradient finds these.
+    if (pass.batch.is_slice()) sliced_.complete(pass, a);
+  }
+  if (!a.lse) a.lse = acquire_lse(pass);
+}
+
+void AttentionBlock::complete_input(Arena& arena, std::int64_t n, LayerActivations& a) const {
+  if (spec_.input_norms)
+    acquire_if_empty(arena, a.normed1, "normed input", context_.activations(), {n, spec_.hidden});
+  else
+    a.normed1 = a.x;
+}
+
+void AttentionBlock::complete_qk_norms(Arena& arena, std::int64_t n, LayerActivations& a) const {
+  const auto complete = [&](Tensor& tensor, const char* name, std::int64_t heads) {
+    if (spec_.qk_norm) acquire_if_empty(arena, tensor, name, DType::f32, {n, heads});
+    if (spec_.projection_norm) acquire_if_empty(arena, tensor, name, DType::f32, {n});
+  };
+  complete(a.q_inv_rms, "inverse rms of q", spec_.heads);
+  complete(a.k_inv_rms, "inverse rms of k", spec_.kv_heads);
+}
+
+Tensor AttentionBlock::rope() const {
+  const LayerRotation rotation = spec_.layer(layer_).rotation;
+  if (rotation == LayerRotation::none) return {};
+  const std::int64_t positions = context_.rope.dim(0) / rope_tables(spec_);
+  return context_.rope.rows(rotation == LayerRotation::local ? positions : 0, positions);
+}
+
+void AttentionBlock::rotate(const DecoderPass& pass, const LayerActivations& a) const {
+  const Tensor table = rope();
+  const auto turn = [&](Heads out, Heads in, Joined weight, Tensor inv_rms) {
+    HeadNorm norm{pass.weight(weight), spec_.rms_epsilon, inv_rms, spec_.norm_offset};
+    if (spec_.projection_norm) {
+      ops_.projection_norm(pass.stream, out, in, norm);
+      in = out;
+      norm = {};
+    }
+    if (table) ops_.rotary(pass.stream, out, in, pass.batch.positions, table, norm, spec_.rope.pairs);
+  };
+  turn(a.q(spec_), a.raw_q(spec_), p_.q_norm, a.q_inv_rms);
+  turn(a.k(spec_), a.raw_k(spec_), p_.k_norm, a.k_inv_rms);
+}
+
+void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& residual,
+                             Tensor out, KvCache* cache, std::int64_t tile, bool attended) const {
+  const std::int64_t n = pass.tokens();
+  Stream& stream = pass.stream;
+  const auto rows = [](Tensor t, std::int64_t first, std::int64_t count) { return t ? t.rows(first, count) : t; };
+  // The residual stream is x + residual_scale * delta; the sum is made where it is first read, by the norm.
+  for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
+    Arena::Scope scope(pass.arena);
+    LayerActivations part = tile < n ? a.rows(first, count) : a;
+    complete_input(pass.arena, count, part);
+    block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, rows(residual.x, first, count),
+                rows(residual.delta, first, count));
+    ops_.linear(stream, part.qkv, part.normed1, pass.weight(p_.qkv), pass.weight(p_.qkv_bias), Accumulate::overwrite);
+  });
+  rotate(pass, a);
+  if (!attended) attend(pass, a, cache);
+  for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
+    const Tensor to = rows(out, first, count), raw = rows(a.attention_out, first, count);
+    ops_.linear(stream, raw ? raw : to, rows(a.attention, first, count), pass.weight(p_.o), pass.weight(p_.o_bias),
+                Accumulate::overwrite);
+    block_output_norm(context_, pass, p_.attention_output_norm, to, raw, rows(a.attention_out_inv_rms, first, count));
+  });
+}
+
+void AttentionBlock::attend(const DecoderPass& pass, const LayerActivations& a, KvCache* cache) const {
+  if (pass.batch.is_slice()) return sliced_.forward(pass, a);
+  const DecoderSpec& s = spec_;
+  const std::int64_t n = pass.tokens();
+  Stream& stream = pass.stream;
+  Heads k = a.k(s), v = a.v(s);
+  std::int64_t k_rows = n;
+  if (cache) {
+    k_rows = cache->used + n;
+    const Tensor rows = cache->layers[static_cast<std::size_t>(layer_)];
+    const Tensor added = rows.rows(cache->used, n), all = rows.rows(0, k_rows);
+    ops_.copy_heads(stream, {added, 0, s.kv_heads, s.head_dim}, k);
+    ops_.copy_heads(stream, {added, s.kv_width(), s.kv_heads, s.head_dim}, v);
+    k = {all, 0, s.kv_heads, s.head_dim};
+    v = {all, s.kv_width(), s.kv_heads, s.head_dim};
+  }
+  Arena::Scope scope(pass.arena);
+  const AttentionSpans spans = setup_.spans(pass);
+  const Tensor scratch = setup_.acquire_scratch(pass.arena, setup_.size(spans, n, k_rows));
+  ops_.attention(
+      stream,
+      {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = k, .v = v, .spans = spans, .scratch = scratch});
+}
+
+}  // namespace so

@@ -1,0 +1,69 @@
+#include "model/decoder/block_norms.h"
+
+#include "model/decoder/gradients.h"
+#include "model/decoder/layer_activations.h"
+
+namespace so {
+
+void block_input(const DecoderContext& context, const DecoderPass& pass, Joined norm, Tensor normed, Tensor inv_rms,
+                 Tensor sum, Tensor x, Tensor delta) {
+  const DecoderSpec& s = context.spec;
+  if (!norm) {
+    if (delta) context.ops.add_scaled(pass.stream, sum, x, delta, context.residual_scale());
+    return;
+  }
+  const NormTerms terms{s.rms_epsilon, s.norm_offset, context.residual_scale()};
+  if (delta)
+    context.ops.add_rms_norm(pass.stream, normed, sum, inv_rms, x, delta, pass.weight(norm), terms);
+  else
+    context.ops.add_rms_norm(pass.stream, normed, Tensor(), inv_rms, sum, Tensor(), pass.weight(norm), terms);
+}
+
+void block_input_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients, Joined norm,
+                          Tensor sum, Tensor inv_rms, Tensor dnormed, Tensor dresidual) {
+  if (!norm) return context.ops.add_scaled(pass.stream, dresidual, dresidual, dnormed, 1);
+  const auto dw = vector_gradient(gradients, pass.arena, norm, pass.weight(norm));
+  context.ops.rms_norm_grad(pass.stream, {.dx = dresidual,
+                                          .dweight = dw.tensor,
+                                          .dout = dnormed,
+                                          .residual = dresidual,
+                                          .x = sum,
+                                          .inv_rms = inv_rms,
+                                          .weight = pass.weight(norm),
+                                          .dweight_mode = dw.mode,
+                                          .weight_offset = context.spec.norm_offset});
+}
+
+void acquire_output_norm(const DecoderContext& context, Arena& arena, std::int64_t n, Tensor& raw, Tensor& inv_rms) {
+  acquire_if_empty(arena, raw, "output before its norm", context.activations(), {n, context.spec.hidden});
+  acquire_if_empty(arena, inv_rms, "inverse rms", DType::f32, {n});
+}
+
+void block_output_norm(const DecoderContext& context, const DecoderPass& pass, Joined norm, Tensor out, Tensor raw,
+                       Tensor inv_rms) {
+  if (norm)
+    context.ops.add_rms_norm(pass.stream, out, Tensor(), inv_rms, raw, Tensor(), pass.weight(norm),
+                             {context.spec.rms_epsilon, context.spec.norm_offset});
+}
+
+Tensor block_output_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients,
+                             Joined norm, Tensor raw, Tensor inv_rms, Tensor room, Tensor dresidual) {
+  Tensor dout = dresidual;
+  if (const float scale = context.residual_scale(); scale != 1) {
+    context.ops.add_scaled(pass.stream, room, Tensor(), dout, scale);
+    dout = room;
+  }
+  if (!norm) return dout;
+  const auto dw = vector_gradient(gradients, pass.arena, norm, pass.weight(norm));
+  context.ops.rms_norm_grad(pass.stream, {.dx = room,
+                                          .dweight = dw.tensor,
+                                          .dout = dout,
+                                          .x = raw,
+                                          .inv_rms = inv_rms,
+                                          .weight = pass.weight(norm),
+                                          .dweight_mode = dw.mode,
+                                          .weight_offset = context.spec.norm_offset});
+  return room;
+}
+
+}  // namespace so

@@ -1,0 +1,29 @@
+// Internal to the decoder: the norms before and behind a block, attention or MLP, and the sum of the residual stream
+// that the first of them reads. A norm that the family does not have is an empty Joined.
+#pragma once
+
+#include "model/decoder/context.h"
+#include "model/decoder/pass.h"
+
+namespace so {
+
+// Makes what a block reads: `sum` = x + residual_scale * delta, unless delta is empty and the sum is there, and the
+// norm of it, if the block has one.
+void block_input(const DecoderContext& context, const DecoderPass& pass, Joined norm, Tensor normed, Tensor inv_rms,
+                 Tensor sum, Tensor x, Tensor delta);
+// Adds the gradient of block_input() to that of the residual stream.
+void block_input_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients, Joined norm,
+                          Tensor sum, Tensor inv_rms, Tensor dnormed, Tensor dresidual);
+
+// Acquires what the norm behind a block needs, if it is empty: its input `raw`, T [n, H], and inv_rms, f32 [n]. They
+// last as long as the caller's scope of the arena.
+void acquire_output_norm(const DecoderContext& context, Arena& arena, std::int64_t n, Tensor& raw, Tensor& inv_rms);
+// Norms what a block adds, from `raw` to `out`; does nothing if the family has no norm there.
+void block_output_norm(const DecoderContext& context, const DecoderPass& pass, Joined norm, Tensor out, Tensor raw,
+                       Tensor inv_rms);
+// Returns the gradient of a block's last product, from that of the residual stream: in `room`, or dresidual itself
+// where there is neither norm nor scale between.
+Tensor block_output_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients,
+                             Joined norm, Tensor raw, Tensor inv_rms, Tensor room, Tensor dresidual);
+
+}  // namespace so

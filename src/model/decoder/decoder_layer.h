@@ -1,0 +1,43 @@
+// Internal to the decoder: a layer, attention and MLP, and what it keeps for backward.
+#pragma once
+
+#include <cstdint>
+
+#include "model/decoder/attention_block.h"
+#include "model/decoder/context.h"
+#include "model/decoder/keep.h"
+#include "model/decoder/mlp_block.h"
+#include "model/decoder/pass.h"
+
+namespace so {
+
+class DecoderLayer {
+ public:
+  DecoderLayer(const DecoderContext& context, std::int64_t layer);
+
+  // Acquires what a layer with this `keep` keeps: its own for a backward pass, else Keep::input. Where that is no
+  // input, or one that is kept on the host, the caller finds memory for the input.
+  LayerActivations acquire_kept(const DecoderPass& pass, Keep keep) const;
+
+  // Fills `kept`, memory for what the layer keeps and for its input, and leaves the residual stream that the next layer
+  // reads. Requires and releases the layer's weights.
+  void forward(const DecoderPass& pass, const LayerActivations& kept, ResidualStream& residual, KvCache* cache) const;
+  // dresidual, T [N, H], is the gradient of the residual stream behind the layer, and becomes that of its input. The
+  // input is in kept.x, or is made there of `residual` if that has a delta. Requires weights and gradients, and reports
+  // these. The memory of residual.scratch and residual.middle is overwritten.
+  void backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& kept,
+                const ResidualStream& residual, Tensor dresidual) const;
+
+ private:
+  // Return how many tokens a layer that keeps this works on at a time before and behind attention: all, or a tile.
+  std::int64_t attention_tile(const LayerActivations& kept, std::int64_t tokens) const;
+  std::int64_t mlp_tile(const LayerActivations& kept, std::int64_t tokens) const;
+
+  const DecoderContext& context_;
+  const int unit_;
+  const Keep keep_;
+  AttentionBlock attention_;
+  MlpBlock mlp_;
+};
+
+}  // namespace so

@@ -1,0 +1,33 @@
+// Internal to the decoder: a gated MLP, down(act(gate(x)) * up(x)).
+#pragma once
+
+#include "model/decoder/context.h"
+#include "model/decoder/feed_forward.h"
+
+namespace so {
+
+class DenseMlp final : public FeedForward {
+ public:
+  DenseMlp(const DecoderContext& context, std::int64_t layer);
+
+  std::string_view name_of_output() const override { return "the output of its MLP"; }
+  void complete_routing(Arena&, std::int64_t, LayerActivations&) const override {}
+  void complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const override;
+  bool keeps_activated() const override { return true; }
+  bool works_in_tiles(const LayerActivations& kept) const override { return !kept.gate_up; }
+  std::vector<Joined> parameters() const override { return {p_.down, p_.down_bias, p_.gate_up, p_.gate_up_bias}; }
+  void complete(Arena& arena, std::int64_t n, LayerActivations& a) const override;
+  void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const override;
+  void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
+                Tensor dout) const override;
+
+ private:
+  // Computes a.gate_up.
+  void project(const DecoderPass& pass, const LayerActivations& a) const;
+
+  const DecoderContext& context_;
+  Ops& ops_;
+  const ParameterIndex::Layer& p_;
+};
+
+}  // namespace so

@@ -1,0 +1,40 @@
+// Internal to the decoder: a mixture of experts. A pair's weight goes onto the activation between the two products: y =
+// w (W a + b) is W (w a) + w b, so that what comes out of the experts need only be added up, and the weight's gradient
+// <dy, W a + b> is <W^T dy, a> + <dy, b>, for which that output need not be there.
+#pragma once
+
+#include "model/decoder/context.h"
+#include "model/decoder/feed_forward.h"
+
+namespace so {
+
+class ExpertMlp final : public FeedForward {
+ public:
+  ExpertMlp(const DecoderContext& context, std::int64_t layer);
+
+  std::string_view name_of_output() const override { return "the output of its experts"; }
+  void complete_routing(Arena& arena, std::int64_t n, LayerActivations& a) const override;
+  void complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const override;
+  bool keeps_activated() const override { return false; }
+  bool works_in_tiles(const LayerActivations& kept) const override { return !kept.gate_up && !kept.router_logits; }
+  std::vector<Joined> parameters() const override {
+    return {p_.down, p_.down_bias, p_.gate_up, p_.gate_up_bias, p_.router, p_.router_bias};
+  }
+  void complete(Arena& arena, std::int64_t n, LayerActivations& a) const override;
+  void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const override;
+  void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
+                Tensor dout) const override;
+
+ private:
+  void route(const DecoderPass& pass, const LayerActivations& a) const;
+  // The weight of all experts, [E, in, out] or [E, out, in].
+  Tensor by_expert(Tensor weight, std::int64_t in, std::int64_t out) const;
+
+  const DecoderContext& context_;
+  const ExpertSpec& experts_;
+  Ops& ops_;
+  const ParameterIndex::Layer& p_;
+  const bool lowest_;  // of the layers with experts
+};
+
+}  // namespace so

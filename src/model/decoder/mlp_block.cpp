@@ -1,0 +1,103 @@
+#include "model/decoder/mlp_block.h"
+
+#include <vector>
+
+#include "base/error.h"
+#include "model/decoder/block_norms.h"
+#include "model/decoder/dense_mlp.h"
+#include "model/decoder/expert_mlp.h"
+#include "model/decoder/gradients.h"
+
+namespace so {
+namespace {
+
+std::unique_ptr<const FeedForward> make_feed_forward(const DecoderContext& context, std::int64_t layer) {
+  if (context.spec.layer(layer).experts) return std::make_unique<ExpertMlp>(context, layer);
+  return std::make_unique<DenseMlp>(context, layer);
+}
+
+}  // namespace
+
+MlpBlock::MlpBlock(const DecoderContext& context, std::int64_t layer)
+    : context_(context), p_(context.parameters(layer)), feed_forward_(make_feed_forward(context, layer)) {}
+
+void MlpBlock::complete(Arena& arena, std::int64_t n, LayerActivations& a) const {
+  if (context_.spec.input_norms) {
+    acquire_if_empty(arena, a.inv_rms2, "inverse rms", DType::f32, {n});
+    acquire_if_empty(arena, a.normed2, "normed middle", context_.activations(), {n, context_.spec.hidden});
+  } else {
+    a.normed2 = a.middle;
+  }
+  if (context_.spec.output_norms) acquire_output_norm(context_, arena, n, a.mlp_out, a.mlp_out_inv_rms);
+  feed_forward_->complete(arena, n, a);
+}
+
+void MlpBlock::run(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const {
+  feed_forward_->forward(pass, a, a.mlp_out ? a.mlp_out : out, first_rows);
+  block_output_norm(context_, pass, p_.mlp_output_norm, out, a.mlp_out, a.mlp_out_inv_rms);
+}
+
+void MlpBlock::forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, std::int64_t tile) const {
+  const std::int64_t n = pass.tokens();
+  for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
+    Arena::Scope scope(pass.arena);
+    LayerActivations part = tile < n ? a.rows(first, count) : a;
+    const Tensor added = out.rows(first, count);
+    complete(pass.arena, count, part);
+    block_input(context_, pass, p_.mlp_norm, part.normed2, part.inv_rms2, part.middle, part.x, added);
+    run(pass, part, added, first == 0);
+  });
+}
+
+void MlpBlock::remake_output(const DecoderPass& pass, LayerActivations& a, Tensor room, Tensor spare) const {
+  const std::int64_t n = spare.dim(0);
+  SO_CHECK(room && !a.gate_up, "an MLP's output made again, though its products were kept");
+  a.mlp_out = room;
+  a.mlp_out_inv_rms = pass.arena.acquire("inverse rms", DType::f32, {n});
+  feed_forward_->complete_gate_up(pass.arena, n, a);
+  Arena::Scope scope(pass.arena);
+  LayerActivations again = a;
+  feed_forward_->complete(pass.arena, n, again);
+  run(pass, again, spare, false);
+}
+
+void MlpBlock::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor remade_delta,
+                        Tensor dnormed, Tensor dresidual) const {
+  Arena::Scope scope(pass.arena);
+  if (!a.normed2) {
+    a.normed2 = a.middle;
+    if (p_.mlp_norm)
+      a.normed2 = pass.arena.acquire("normed middle", context_.activations(), {dresidual.dim(0), context_.spec.hidden});
+    block_input(context_, pass, p_.mlp_norm, a.normed2, a.inv_rms2, a.middle, a.x, remade_delta);
+  }
+  if (p_.mlp_output_norm && !a.mlp_out) remake_output(pass, a, remade_delta, dnormed);
+  const Tensor dout = block_output_backward(context_, pass, gradients, p_.mlp_output_norm, a.mlp_out, a.mlp_out_inv_rms,
+                                            dnormed, dresidual);
+  feed_forward_->backward(pass, gradients, a, dnormed, dout);
+  block_input_backward(context_, pass, gradients, p_.mlp_norm, a.middle, a.inv_rms2, dnormed, dresidual);
+}
+
+void MlpBlock::backward_in_tiles(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
+                                 Tensor remade_delta, Tensor dresidual, std::int64_t tile) const {
+  const DType t = context_.activations();
+  Arena& arena = pass.arena;
+  Arena::Scope scope(arena);
+  std::vector<Joined> parameters = feed_forward_->parameters();
+  parameters.insert(parameters.begin(), p_.mlp_output_norm);
+  parameters.push_back(p_.mlp_norm);
+  TiledGradients sums(gradients, arena, parameters);
+  for_each_tile(pass.tokens(), tile, [&](std::int64_t first, std::int64_t count) {
+    Arena::Scope block(arena);
+    LayerActivations part = a.rows(first, count);
+    if (!part.middle) {
+      part.middle = arena.acquire("after attention", t, {count, context_.spec.hidden});
+      if (context_.spec.input_norms) part.inv_rms2 = arena.acquire("inverse rms", DType::f32, {count});
+    }
+    const Tensor dnormed = arena.acquire("gradient of a norm", t, {count, context_.spec.hidden});
+    backward(pass, sums, part, remade_delta ? remade_delta.rows(first, count) : Tensor(), dnormed,
+             dresidual.rows(first, count));
+  });
+  sums.finish(context_.ops, pass.stream);
+}
+
+}  // namespace so

@@ -1,0 +1,121 @@
+#include "model/decoder/output_head.h"
+
+#include <algorithm>
+
+#include "model/decoder/gradients.h"
+#include "model/decoder/router_loss.h"
+#include "model/parameters.h"
+
+namespace so {
+
+void OutputHead::require(const DecoderPass& pass) const {
+  pass.weights.require_weights(head_unit(context_.spec), pass.stream);
+  if (context_.spec.tied_embeddings) pass.weights.require_weights(0, pass.stream);
+}
+
+void OutputHead::release(const DecoderPass& pass) const {
+  pass.weights.release_weights(head_unit(context_.spec), pass.stream);
+  if (context_.spec.tied_embeddings) pass.weights.release_weights(0, pass.stream);
+}
+
+void OutputHead::norm(const DecoderPass& pass, Tensor normed, Tensor sum, Tensor inv_rms, Tensor x,
+                      Tensor delta) const {
+  const DecoderSpec& s = context_.spec;
+  context_.ops.add_rms_norm(pass.stream, normed, sum, inv_rms, x, delta, pass.weights.weight(context_.index.final_norm),
+                            {s.rms_epsilon, s.norm_offset, context_.residual_scale()});
+  if (const auto scale = static_cast<float>(s.logits_scale); scale != 1)
+    context_.ops.add_scaled(pass.stream, normed, Tensor(), normed, scale);
+}
+
+Ops::LinearCrossEntropy OutputHead::loss_call(const DecoderPass& pass, Tensor normed, Tensor gathered,
+                                              Tensor losses) const {
+  Ops::LinearCrossEntropy loss;
+  loss.hidden = normed;
+  loss.weight = pass.weights.weight(context_.index.lm_head);
+  loss.targets = pass.batch.targets;
+  loss.losses = losses;
+  loss.label_smoothing = context_.settings.label_smoothing;
+  loss.rows = pass.batch.loss_rows;
+  if (loss.rows) loss.gathered = gathered;
+  return loss;
+}
+
+Tensor OutputHead::acquire_logits_chunk(const DecoderPass& pass) const {
+  const std::int64_t rows = std::min(pass.tokens(), context_.settings.loss_chunk_rows);
+  return pass.arena.acquire("logits chunk", context_.ops.memory().logits_dtype(context_.activations()),
+                            {rows, context_.spec.vocab});
+}
+
+void OutputHead::loss(const DecoderPass& pass, Tensor normed, Tensor gathered, Tensor losses) const {
+  const int unit = head_unit(context_.spec);
+  pass.show(unit, "the final norm", normed);
+  Ops::LinearCrossEntropy call = loss_call(pass, normed, gathered, losses);
+  call.workspace = acquire_logits_chunk(pass);
+  context_.ops.linear_cross_entropy(pass.stream, call);
+  add_router_loss(context_, pass, losses);
+  pass.show(unit, "the loss of the logits", losses);
+}
+
+void OutputHead::logits(const DecoderPass& pass, Tensor normed, Tensor logits) const {
+  context_.ops.linear(pass.stream, logits, normed, pass.weights.weight(context_.index.lm_head), Tensor(),
+                      Accumulate::overwrite);
+}
+
+void OutputHead::forward_backward(const DecoderPass& pass, GradientSink& gradients, const ResidualStream& residual,
+                                  Tensor losses, Tensor dresidual) const {
+  const DecoderSpec& s = context_.spec;
+  const ParameterIndex& index = context_.index;
+  Ops& ops = context_.ops;
+  Arena& arena = pass.arena;
+  Arena::Scope scope(arena);
+  Stream& stream = pass.stream;
+  const std::int64_t n = pass.tokens(), tile = context_.settings.tile_rows;
+  const DType t = context_.activations();
+  // Where the last layer keeps residual.x for backward, the sum goes elsewhere.
+  const Tensor x =
+      context_.keep_of(s.layers - 1) >= Keep::input ? residual.x : arena.acquire("final input", t, {n, s.hidden});
+  Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {n});
+  Tensor normed = arena.acquire("final normed", t, {n, s.hidden});
+  const Tensor dnormed = dresidual;  // first the gradient of the norm's output, then of its input
+  require(pass);
+  norm(pass, normed, x, inv_rms, residual.x, residual.delta);
+  // The last block's output is of no other use once the norm has read it.
+  Ops::LinearCrossEntropy loss = loss_call(pass, normed, residual.scratch, losses);
+  loss.dhidden = dnormed;
+  gradients.require_gradients(head_unit(s), stream);
+  if (s.tied_embeddings) gradients.require_gradients(0, stream);
+  const auto project = [&](GradientSink& sink) {
+    const auto dhead = sink.gradient(index.lm_head);
+    loss.dweight = dhead.tensor;
+    loss.dweight_mode = dhead.mode;
+    loss.grad_scale = pass.grad_scale;
+    loss.workspace = acquire_logits_chunk(pass);
+    ops.linear_cross_entropy(stream, loss);
+  };
+  if (tile > 0 && n > tile) {
+    // A bf16 sum over so many chunks of logits would lose what each adds.
+    const Joined head{index.lm_head, 1};
+    TiledGradients sum(gradients, arena, {&head, 1});
+    project(sum);
+    sum.finish(ops, stream);
+  } else {
+    project(gradients);
+  }
+  add_router_loss(context_, pass, losses);
+  if (const auto scale = static_cast<float>(s.logits_scale); scale != 1)
+    ops.add_scaled(stream, dnormed, Tensor(), dnormed, scale);
+  const Tensor weight = pass.weights.weight(index.final_norm);
+  const auto dnorm = vector_gradient(gradients, arena, {index.final_norm, 1}, weight);
+  ops.rms_norm_grad(stream, {.dx = dresidual,
+                             .dweight = dnorm.tensor,
+                             .dout = dnormed,
+                             .x = x,
+                             .inv_rms = inv_rms,
+                             .weight = weight,
+                             .dweight_mode = dnorm.mode,
+                             .weight_offset = s.norm_offset});
+  release(pass);
+  gradients.gradients_ready(head_unit(s), stream);
+}
+
+}  // namespace so

@@ -1,0 +1,50 @@
+// Internal to the decoder: what the calls for one micro-batch share, and the residual stream between its layers.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "device/arena.h"
+#include "model/decoder/decoder.h"
+#include "model/parameters.h"
+#include "offload/memory/parameter_source.h"
+#include "ops/ops.h"
+
+namespace so {
+
+// How the routers of all layers used the experts, for the load-balancing loss; empty where there is none. The lowest
+// layer with experts writes it, and those above add to it.
+struct RouterLoad {
+  Tensor counts, shares;  // f32 [E]
+  Tensor both;            // f32 [2 E], in which these two lie
+};
+
+struct DecoderPass {
+  Stream& stream;
+  const DeviceBatch& batch;
+  WeightSource& weights;
+  Arena& arena;
+  RouterLoad load;
+  float grad_scale = 0;  // backward
+  const ForwardObserver* observer = nullptr;
+  std::int64_t tokens() const { return batch.tokens(); }
+  void show(int unit, std::string_view what, Tensor values) const {
+    if (observer != nullptr) (*observer)(unit, what, values);
+  }
+  // Empty where the layer has no such parameter.
+  Tensor weight(Joined p) const { return p ? weights.weight(p.first, p.count) : Tensor(); }
+};
+
+// The residual stream between layers, as x + residual_scale * delta: the next norm makes the sum. All T [N, H], in the
+// arena. Layers write to `scratch` and `middle`, in backward too.
+struct ResidualStream {
+  // `scratch` lasts as long as the caller's scope of the arena.
+  ResidualStream(Arena& arena, DType activations, std::int64_t tokens, std::int64_t hidden)
+      : scratch(arena.acquire("block output", activations, {tokens, hidden})) {}
+  Tensor x;
+  Tensor delta;    // empty where x is the whole stream: below the first layer, and in backward
+  Tensor scratch;  // where blocks write what they add
+  Tensor middle;   // where layers that do not keep theirs put the stream after attention; empty if there are none
+};
+
+}  // namespace so
