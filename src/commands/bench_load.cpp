@@ -86,7 +86,7 @@ int run(const BenchLoadOptions& options, const OptionOrigins&) {
     const LoadingRing rings[] = {make_loading_ring(*dry, model.layout()), make_loading_ring(*dry, model.layout())};
     MemoryPlan plan;
     plan.add(dry->ledger());
-    add_libraries(plan, backend_of(device), runtime.host_pool().size());
+    add_libraries(plan, backend_of(device), dtype, runtime.host_pool().size());
     const MemoryAdvice advice{"use a GPU with more memory", "use a machine with more memory"};
     if (const auto refusal = room_of(device).misfit(plan, advice)) throw *refusal;
   }

@@ -116,7 +116,7 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
     const ModelOnDevice model(*device, *ops, *stream, spec, layout, plan.decoder, model_shape(plan.shape));
     plan.memory.add(device->ledger());
   }
-  add_libraries(plan.memory, *machine.backend, machine.pool->size());
+  add_libraries(plan.memory, *machine.backend, formats.activations, machine.pool->size());
   plan_activations(spec, layout, machine, options.activation_checkpointing,
                    "use a smaller --batch_size or --max_length, a smaller model, or a GPU with more memory", plan);
   return plan;

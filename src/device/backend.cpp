@@ -7,7 +7,8 @@ namespace {
 
 // Matrix products pack their operands in buffers of the library's own, per thread. This was measured.
 constexpr Backend::Reserve cpu_libraries[] = {
-    {MemoryKind::pageable, "matrix product scratch", std::size_t{4} << 20, true}};
+    {MemoryKind::pageable, "matrix product scratch", std::size_t{4} << 20, true},
+    {MemoryKind::pageable, "bf16 product scratch", bf16_product_scratch, true, true}};
 
 // Device memory that the CUDA libraries take once they work: kernels loaded, cuBLAS and cuDNN handles. Less than a
 // tenth of this was seen on an H200; the rest is for other GPUs and fragmentation. Host memory of the driver and the

@@ -12,6 +12,9 @@
 
 namespace so {
 
+// What a host thread keeps on the CPU for its part of a bf16 product (ops/cpu/gemm.cpp).
+inline constexpr std::size_t bf16_product_scratch = std::size_t{4} << 20;
+
 struct Backend {
   // The rooms that implement a kind (device/, ops/ and optim/) select by this; no other room asks for it.
   DeviceKind kind;
@@ -28,6 +31,7 @@ struct Backend {
     const char* name;
     std::size_t bytes;
     bool each_thread = false;
+    bool of_bf16 = false;  // only where a model computes in bf16
   };
   std::span<const Reserve> libraries;
   // Page tables for pinned memory take a byte of the device's own memory for each so many bytes pinned; 0: none.

@@ -2,8 +2,11 @@
 
 #include <optional>
 
+#include "base/host_memory.h"
+#include "device/backend.h"
 #include "ops/arrays.h"
 #include "support/rig.h"
+#include "support/sanitized.h"
 
 namespace so::linear_test {
 namespace {
@@ -213,6 +216,28 @@ TEST(Linear, SeveralTiles) {
     expect_sample_close(
         dw, s.in, s.tokens, [&](auto i, auto l) { return dy[l * s.out + i]; },
         [&](auto l, auto j) { return x[l * s.in + j]; });
+  }
+}
+
+// A product over few tokens has so little work that one tile could be all of it; what a thread keeps for its tiles has
+// a limit, though, and a plan counts on it (Backend::libraries).
+TEST(Linear, FewTokensOfManyFeatures) {
+  SO_CPU_ONLY("tiles");
+  const Shape s{5, 3000, 2600};
+  for (const Case& c : cases()) {
+    if (!c.path) continue;
+    ThreadPool pool = make_pool(2);  // whose threads have kept nothing yet
+    Array dy = Array::random(c.type, {s.tokens, s.out}, 3), x = Array::random(c.type, {s.tokens, s.in}, 1);
+    Array dw = Array::filled(c.type, {s.out, s.in}, 0);
+    const std::size_t before = resident_bytes();
+    gemm(pool, linear_grad_weight_gemm(dw.tensor(), dy.tensor(), x.tensor(), true), *c.path);
+    const std::size_t after = resident_bytes();
+    expect_sample_close(
+        dw, s.in, s.tokens, [&](auto i, auto l) { return dy[l * s.out + i]; },
+        [&](auto l, auto j) { return x[l * s.in + j]; });
+    std::size_t planned = 0;
+    for (const Backend::Reserve& reserve : cpu_backend().libraries) planned += 2 * reserve.bytes;
+    if (!test::sanitized) EXPECT_LT(after, before + planned) << name_of(c.type);
   }
 }
 

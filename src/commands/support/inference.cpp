@@ -50,7 +50,7 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, const InferenceSh
   MemoryPlan plan;
   plan.add(device->ledger());
   plan.add(MemoryKind::device, "activations", arena.high_water());
-  add_libraries(plan, backend_of(runtime.device()), runtime.host_pool().size());
+  add_libraries(plan, backend_of(runtime.device()), settings.formats.activations, runtime.host_pool().size());
   const MemoryAdvice advice{.for_device = "use fewer tokens at a time, or a GPU with more memory",
                             .for_host = "use fewer tokens at a time, or a machine with more memory"};
   if (const auto refusal = room.misfit(plan, advice)) throw *refusal;

@@ -5,7 +5,9 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "device/backend.h"
 #include "ops/cpu/convert.h"
+#include "ops/cpu/scratch.h"
 #include "ops/cpu/tile_product.h"
 
 namespace so {
@@ -20,6 +22,12 @@ constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_di
 // the same reason no side is cut below `min_side`.
 constexpr std::int64_t tile_flops = 250'000'000;
 constexpr std::int64_t min_side = 192;
+// bf16 operands are widened so many inner elements at a time, so that the copies stay in the cache.
+constexpr std::int64_t inner_block = 512;
+// Nor may what a thread keeps for its tiles, copies of both operands and of the result, be more floats than this, or
+// products over few tokens would take tens of megabytes a thread. Tiles of more than 150 inner elements are smaller.
+constexpr std::int64_t scratch_floats = 1 << 20;
+static_assert(scratch_floats * sizeof(float) == bf16_product_scratch);
 // oneDNN's AVX-512 kernel computes blocks of 48 columns by 8 rows: tiles are whole blocks.
 constexpr std::int64_t row_block = 8, column_block = 48;
 
@@ -28,44 +36,46 @@ struct Tiles {
   std::int64_t row_count, column_count;
 };
 
-Tiles cut(std::int64_t m, std::int64_t n, std::int64_t k) {
+// Whether fp32 sums go straight to C, which can hold them; else they go to scratch first, to be rounded once.
+bool sums_in_place(const Gemm& g) { return g.c_type == DType::f32 && (g.ab == DType::f32 || !g.add) && g.k > 0; }
+
+// The floats that a tile of a product has in the scratch of its thread. bf16 counts as if widened on every CPU, so that
+// all cut the same tiles.
+struct ScratchSize {
+  std::int64_t a, b, sums;
+  std::int64_t all() const { return a + b + sums; }
+};
+ScratchSize scratch_size(const Gemm& g, std::int64_t rows, std::int64_t columns) {
+  const std::int64_t inner = g.ab == DType::bf16 ? std::min(g.k, inner_block) : 0;
+  return {rows * inner, columns * inner, sums_in_place(g) ? 0 : rows * columns};
+}
+
+Tiles cut(const Gemm& g) {
   std::int64_t row_cuts = 1, column_cuts = 1;
   for (;;) {
-    const std::int64_t rows = ceil_div(m, row_cuts), columns = ceil_div(n, column_cuts);
-    if (2 * rows * columns * std::max<std::int64_t>(k, 1) <= tile_flops) break;
-    if (std::max(rows, columns) < 2 * min_side) break;
-    (rows >= columns ? row_cuts : column_cuts) *= 2;
+    const std::int64_t least_rows = ceil_div(g.m, row_cuts), least_columns = ceil_div(g.n, column_cuts);
+    const std::int64_t rows = std::min(g.m, round_up(least_rows, row_block));
+    const std::int64_t columns = std::min(g.n, round_up(least_columns, column_block));
+    const bool small = 2 * least_rows * least_columns * std::max<std::int64_t>(g.k, 1) <= tile_flops &&
+                       scratch_size(g, rows, columns).all() <= scratch_floats;
+    if (small || std::max(least_rows, least_columns) < 2 * min_side)
+      return {rows, columns, ceil_div(g.m, rows), ceil_div(g.n, columns)};
+    (least_rows >= least_columns ? row_cuts : column_cuts) *= 2;
   }
-  const std::int64_t rows = std::min(m, round_up(ceil_div(m, row_cuts), row_block));
-  const std::int64_t columns = std::min(n, round_up(ceil_div(n, column_cuts), column_block));
-  return {rows, columns, ceil_div(m, rows), ceil_div(n, columns)};
 }
 
-// Scratch of the calling thread, kept for its next tile.
-float* scratch(std::size_t slot, std::int64_t count) {
-  thread_local std::vector<float> buffers[3];
-  auto& buffer = buffers[slot];
-  if (buffer.size() < static_cast<std::size_t>(count)) buffer.resize(static_cast<std::size_t>(count));
-  return buffer.data();
-}
-
-// C = op(A) op(B) for bf16 operands through fp32 copies, a block of the inner dimension at a time so that they stay in
-// the cache.
-void widened_product(const Gemm& g, float* c, std::int64_t c_stride) {
-  constexpr std::int64_t inner_block = 512;
+// C = op(A) op(B) for bf16 operands through fp32 copies `a` and `b`, a block of the inner dimension at a time.
+void widened_product(const Gemm& g, float* a, float* b, float* c, std::int64_t c_stride) {
   for (std::int64_t begin = 0; begin < g.k; begin += inner_block) {
     const std::int64_t inner = std::min(inner_block, g.k - begin);
-    const auto widen = [&](std::size_t slot, const void* from, std::int64_t stride, bool inner_is_rows,
-                           std::int64_t outer) {
+    const auto widen = [&](float* to, const void* from, std::int64_t stride, bool inner_is_rows, std::int64_t outer) {
       const std::int64_t rows = inner_is_rows ? inner : outer, columns = inner_is_rows ? outer : inner;
-      float* to = scratch(slot, rows * columns);
       const void* first = advance(from, DType::bf16, inner_is_rows ? begin * stride : begin);
       for (std::int64_t r = 0; r < rows; ++r)
         load_row(to + r * columns, advance(first, DType::bf16, r * stride), DType::bf16, columns);
-      return to;
     };
-    const float* a = widen(0, g.a, g.a_stride, g.a_transposed, g.m);
-    const float* b = widen(1, g.b, g.b_stride, !g.b_transposed, g.n);
+    widen(a, g.a, g.a_stride, g.a_transposed, g.m);
+    widen(b, g.b, g.b_stride, !g.b_transposed, g.n);
     products::sgemm(g.a_transposed, g.b_transposed, g.m, g.n, inner, 1.0f, a, g.a_transposed ? g.m : inner, b,
                     g.b_transposed ? inner : g.n, begin == 0 ? 0.0f : 1.0f, c, c_stride);
   }
@@ -85,10 +95,12 @@ Bf16Path best_bf16_path() { return products::has_bf16() ? Bf16Path::native : Bf1
 void gemm_tile(const Gemm& g, Bf16Path path) {
   check(g);
   if (g.m == 0 || g.n == 0) return;
-  // fp32 sums go straight to C when C can hold them; else to scratch first, to be rounded once.
-  const bool f32 = g.ab == DType::f32;
-  const bool direct = g.c_type == DType::f32 && (f32 || !g.add) && g.k > 0;
-  float* sums = direct ? static_cast<float*>(g.c) : scratch(2, g.m * g.n);
+  const bool f32 = g.ab == DType::f32, direct = sums_in_place(g);
+  const bool widened = !f32 && path == Bf16Path::widened;
+  const ScratchSize size = scratch_size(g, g.m, g.n);
+  thread_local Scratch memory;
+  const auto [a, b, in_scratch] = memory.carve(widened ? size.a : 0, widened ? size.b : 0, size.sums);
+  float* sums = direct ? static_cast<float*>(g.c) : in_scratch;
   const std::int64_t stride = direct ? g.c_stride : g.n;
   if (g.k == 0) {
     std::fill_n(sums, g.m * g.n, 0.0f);
@@ -99,7 +111,7 @@ void gemm_tile(const Gemm& g, Bf16Path path) {
     products::bf16_gemm(g.a_transposed, g.b_transposed, g.m, g.n, g.k, static_cast<const bf16*>(g.a), g.a_stride,
                         static_cast<const bf16*>(g.b), g.b_stride, sums, stride);
   } else {
-    widened_product(g, sums, stride);
+    widened_product(g, a, b, sums, stride);
   }
   if (direct && !g.bias) return;
   for (std::int64_t r = 0; r < g.m; ++r)
@@ -113,7 +125,7 @@ void gemm(ThreadPool& pool, std::span<const Gemm> products, Bf16Path path) {
   std::vector<std::int64_t> first = {0};  // the number of each product's first tile
   for (const Gemm& g : products) {
     check(g);
-    cuts.push_back(g.m > 0 && g.n > 0 ? cut(g.m, g.n, g.k) : Tiles{});
+    cuts.push_back(g.m > 0 && g.n > 0 ? cut(g) : Tiles{});
     first.push_back(first.back() + cuts.back().row_count * cuts.back().column_count);
   }
   pool.parallel_for(first.back(), 1, [&](std::int64_t begin, std::int64_t end) {

@@ -73,7 +73,8 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   state.memory.add(while_it_loads->ledger(), while_loading);
   add_host_work(state.memory, spec, layout, shape, origin);
   const bool nccl = shape.ranks > 1 && settings.collectives == CollectiveRoute::nccl;
-  add_libraries(state.memory, *machine.backend, machine.pool->size(), nccl ? (shape.sequence > 1 ? 2 : 1) : 0);
+  add_libraries(state.memory, *machine.backend, settings.formats.activations, machine.pool->size(),
+                nccl ? (shape.sequence > 1 ? 2 : 1) : 0);
   state.memory.add_beside(MemoryKind::device, "page tables",
                           page_table_bytes(*machine.backend, state.memory.total(MemoryKind::pinned)));
   state.undo_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(), [&](const Bucket& bucket) {
@@ -135,11 +136,12 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
              held(places.slice_slots, [&](int unit) { return gradient_slices[static_cast<std::size_t>(unit)]; });
 }
 
-void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int nccl_users) {
+void add_libraries(MemoryPlan& plan, const Backend& backend, DType activations, int host_threads, int nccl_users) {
   const auto add = [&](const Backend::Reserve& reserve, int times) {
     plan.add_beside(reserve.kind, reserve.name, reserve.bytes * static_cast<std::size_t>(times));
   };
-  for (const Backend::Reserve& reserve : backend.libraries) add(reserve, reserve.each_thread ? host_threads : 1);
+  for (const Backend::Reserve& reserve : backend.libraries)
+    if (activations == DType::bf16 || !reserve.of_bf16) add(reserve, reserve.each_thread ? host_threads : 1);
   for (const Backend::Reserve& reserve : backend.nccl)
     if (nccl_users > 0) add(reserve, nccl_users);
   // These come to a few megabytes whatever the model, as was measured.

@@ -42,8 +42,9 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
                         std::optional<OwnerSplit> owners, int ranks, int gathered);
 
-// Books what the libraries behind a device take beside what is allocated through it. `nccl_users`: of ranks whose
-// collectives are NCCL's, one for gradients and weights, and one for groups of ranks that split sequences.
-void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int nccl_users = 0);
+// Books what the libraries behind a device take beside what is allocated through it, for a model that computes in
+// `activations`. `nccl_users`: of ranks whose collectives are NCCL's, one for gradients and weights, and one for groups
+// of ranks that split sequences.
+void add_libraries(MemoryPlan& plan, const Backend& backend, DType activations, int host_threads, int nccl_users = 0);
 
 }  // namespace so
