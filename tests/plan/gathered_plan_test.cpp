@@ -205,7 +205,7 @@ TEST(GatheredPlan, OnTheCpuWholeWeightsIfTheyFit) {
     return fits;
   };
   const double all_fit = least(layers_of_deep_llama), whole_fit = least(0);
-  ASSERT_LT(all_fit, 0.95 * whole_fit);
+  ASSERT_LT(all_fit, whole_fit - 5e5);  // far more than the kilobyte to which both are found
   EXPECT_EQ(RankPlanner(cpu_backend(), 0, whole_fit).plan(spec, {}).engine.gathered, 0);
   EXPECT_EQ(RankPlanner(cpu_backend(), 0, all_fit).plan(spec, {}).engine.gathered, layers_of_deep_llama);
   RankPlanner between(cpu_backend(), 0, (all_fit + whole_fit) / 2);
