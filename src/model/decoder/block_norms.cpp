@@ -19,19 +19,25 @@ void block_input(const DecoderContext& context, const DecoderPass& pass, Joined 
     context.ops.add_rms_norm(pass.stream, normed, Tensor(), inv_rms, sum, Tensor(), pass.weight(norm), terms);
 }
 
+void norm_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients, Joined norm,
+                   Tensor x, Tensor inv_rms, Tensor dout, Tensor residual, Tensor dx) {
+  const Tensor weight = pass.weight(norm);
+  const auto dw = vector_gradient(gradients, pass.arena, norm, weight);
+  context.ops.rms_norm_grad(pass.stream, {.dx = dx,
+                                          .dweight = dw.tensor,
+                                          .dout = dout,
+                                          .residual = residual,
+                                          .x = x,
+                                          .inv_rms = inv_rms,
+                                          .weight = weight,
+                                          .dweight_mode = dw.mode,
+                                          .weight_offset = context.spec.norm_offset});
+}
+
 void block_input_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients, Joined norm,
                           Tensor sum, Tensor inv_rms, Tensor dnormed, Tensor dresidual) {
   if (!norm) return context.ops.add_scaled(pass.stream, dresidual, dresidual, dnormed, 1);
-  const auto dw = vector_gradient(gradients, pass.arena, norm, pass.weight(norm));
-  context.ops.rms_norm_grad(pass.stream, {.dx = dresidual,
-                                          .dweight = dw.tensor,
-                                          .dout = dnormed,
-                                          .residual = dresidual,
-                                          .x = sum,
-                                          .inv_rms = inv_rms,
-                                          .weight = pass.weight(norm),
-                                          .dweight_mode = dw.mode,
-                                          .weight_offset = context.spec.norm_offset});
+  norm_backward(context, pass, gradients, norm, sum, inv_rms, dnormed, dresidual, dresidual);
 }
 
 void acquire_output_norm(const DecoderContext& context, Arena& arena, std::int64_t n, Tensor& raw, Tensor& inv_rms) {
@@ -54,15 +60,7 @@ Tensor block_output_backward(const DecoderContext& context, const DecoderPass& p
     dout = room;
   }
   if (!norm) return dout;
-  const auto dw = vector_gradient(gradients, pass.arena, norm, pass.weight(norm));
-  context.ops.rms_norm_grad(pass.stream, {.dx = room,
-                                          .dweight = dw.tensor,
-                                          .dout = dout,
-                                          .x = raw,
-                                          .inv_rms = inv_rms,
-                                          .weight = pass.weight(norm),
-                                          .dweight_mode = dw.mode,
-                                          .weight_offset = context.spec.norm_offset});
+  norm_backward(context, pass, gradients, norm, raw, inv_rms, dout, Tensor(), room);
   return room;
 }
 

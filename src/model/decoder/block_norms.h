@@ -15,6 +15,11 @@ void block_input(const DecoderContext& context, const DecoderPass& pass, Joined 
 void block_input_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients, Joined norm,
                           Tensor sum, Tensor inv_rms, Tensor dnormed, Tensor dresidual);
 
+// Computes dx, the gradient of x, from that of the norm of x, plus `residual` unless that is empty; dx may be the
+// memory of either. Writes the gradient of the norm's weight where the sink wants it.
+void norm_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients, Joined norm,
+                   Tensor x, Tensor inv_rms, Tensor dout, Tensor residual, Tensor dx);
+
 // Acquires what the norm behind a block needs, if it is empty: its input `raw`, T [n, H], and inv_rms, f32 [n]. They
 // last as long as the caller's scope of the arena.
 void acquire_output_norm(const DecoderContext& context, Arena& arena, std::int64_t n, Tensor& raw, Tensor& inv_rms);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/decoder/block_norms.h"
 #include "model/decoder/gradients.h"
 #include "model/decoder/router_loss.h"
 #include "model/parameters.h"
@@ -104,16 +105,7 @@ void OutputHead::forward_backward(const DecoderPass& pass, GradientSink& gradien
   add_router_loss(context_, pass, losses);
   if (const auto scale = static_cast<float>(s.logits_scale); scale != 1)
     ops.add_scaled(stream, dnormed, Tensor(), dnormed, scale);
-  const Tensor weight = pass.weights.weight(index.final_norm);
-  const auto dnorm = vector_gradient(gradients, arena, {index.final_norm, 1}, weight);
-  ops.rms_norm_grad(stream, {.dx = dresidual,
-                             .dweight = dnorm.tensor,
-                             .dout = dnormed,
-                             .x = x,
-                             .inv_rms = inv_rms,
-                             .weight = weight,
-                             .dweight_mode = dnorm.mode,
-                             .weight_offset = s.norm_offset});
+  norm_backward(context_, pass, gradients, {index.final_norm, 1}, x, inv_rms, dnormed, Tensor(), dresidual);
   release(pass);
   gradients.gradients_ready(head_unit(s), stream);
 }
