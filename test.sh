@@ -4,7 +4,7 @@
 # threads meet also with the thread sanitizer. The program is compiled for 64-bit Arm too, and a sample of its tests
 # emulated. On a machine with an NVIDIA GPU and a build with the CUDA backend the same tests then run on the GPU. At the
 # end it lists what was skipped, and why.
-# From a clean clone, with a CUDA toolkit, it takes 22 minutes on 2 cores of an AMD EPYC, and up to 45 on slower ones.
+# From a clean clone, with a CUDA toolkit, it takes 22 minutes on 2 cores of an AMD EPYC, and up to 57 on slower ones.
 # PyTorch, for the tests of its optimizer, takes 5.7 GB of disk (.deps/torch).
 set -eu
 cd "$(dirname "$0")"

@@ -12,7 +12,7 @@
 
 namespace so {
 
-// What a host thread keeps on the CPU for its part of a bf16 product (ops/cpu/gemm.cpp).
+// A host thread keeps no more than this on the CPU for its parts of bf16 products (ops/cpu/gemm.cpp).
 inline constexpr std::size_t bf16_product_scratch = std::size_t{4} << 20;
 
 struct Backend {

@@ -24,8 +24,8 @@ constexpr std::int64_t tile_flops = 250'000'000;
 constexpr std::int64_t min_side = 192;
 // bf16 operands are widened so many inner elements at a time, so that the copies stay in the cache.
 constexpr std::int64_t inner_block = 512;
-// Nor may what a thread keeps for its tiles, copies of both operands and of the result, be more floats than this, or
-// products over few tokens would take tens of megabytes a thread. Tiles of more than 150 inner elements are smaller.
+// A thread keeps no more floats than this for a tile, fp32 copies of both operands and sums that C cannot hold. Without
+// a limit products over few tokens would take tens of megabytes a thread.
 constexpr std::int64_t scratch_floats = 1 << 20;
 static_assert(scratch_floats * sizeof(float) == bf16_product_scratch);
 // oneDNN's AVX-512 kernel computes blocks of 48 columns by 8 rows: tiles are whole blocks.
