@@ -11,7 +11,7 @@ pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(microhttpd REQUIRED IMPORTED_TARGET libmicrohttpd)
-pkg_check_modules(yaml REQUIRED IMPORTED_TARGET yaml-cpp)
+pkg_check_modules(yaml REQUIRED IMPORTED_TARGET yaml-0.1)
 
 # Matrix products on the CPU: oneDNN's where it has fast ones, elsewhere the program's own (src/ops/cpu/tile_product.h).
 set(onednn OFF)

@@ -63,7 +63,7 @@ libcli11-dev:the command line
 libpcre2-dev:tokenizers' regular expressions
 libutf8proc-dev:Unicode normalisation
 libxxhash-dev:XXH3, checksums of what is written
-libyaml-cpp-dev:YAML, the options of a run in a file
+libyaml-dev:YAML, the options of a run in a file
 python3-jinja2:Jinja2, chat templates
 libmicrohttpd-dev:libmicrohttpd, the page of runs that go on
 libopenmpi-dev:Open MPI, messages between ranks

@@ -46,7 +46,7 @@ fi
 
 # The libraries of cmake/dependencies.cmake, without oneDNN, which 64-bit Arm does not use, and without MPI.
 libraries="libhwy-dev libhwloc-dev libfmt-dev nlohmann-json3-dev libsimdjson-dev libcli11-dev libpcre2-dev libutf8proc-dev
-libxxhash-dev libyaml-cpp-dev libmicrohttpd-dev libgtest-dev"
+libxxhash-dev libyaml-dev libmicrohttpd-dev libgtest-dev"
 # A private package database of the other architecture, so that this machine's stays as it is.
 fetch_packages() {
   mkdir -p "$packages/apt/lists/partial" "$packages/apt/cache/archives/partial"

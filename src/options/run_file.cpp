@@ -1,14 +1,9 @@
 #include "options/run_file.h"
 
 #include <fmt/format.h>
-#include <yaml-cpp/emitter.h>
-#include <yaml-cpp/eventhandler.h>
-#include <yaml-cpp/exceptions.h>
-#include <yaml-cpp/mark.h>
-#include <yaml-cpp/parser.h>
-#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <map>
 #include <sstream>
@@ -17,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/terminal.h"
+#include "options/yaml_document.h"
 
 namespace so {
 namespace {
@@ -28,120 +24,140 @@ bool is_own(std::string_view option) {
   return std::find(std::begin(own_options), std::end(own_options), option) != std::end(own_options);
 }
 
-// Receives the document's events, and refuses all but one mapping of plain values and, where an option takes one, lists
-// of them.
-class RunFileEvents final : public YAML::EventHandler {
+// Sets options from a document: one mapping of plain values and, where an option takes one, lists of them.
+class RunFileReader {
  public:
-  RunFileEvents(std::string_view name, OptionsRef options, OptionOrigins& origins)
-      : name_(name), options_(options), origins_(origins) {}
+  RunFileReader(const YamlDocument& document, std::string_view name, OptionsRef options, OptionOrigins& origins)
+      : document_(document), name_(name), options_(options), origins_(origins) {}
 
-  void OnDocumentStart(const YAML::Mark&) override {}
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    refuse_if(anchor != YAML::NullAnchor, mark, "an anchor");
-    if (in_list_) add_item(mark, "");
-    if (in_list_) return;
-    if (key_ == nullptr && in_mapping_) refuse(mark, "the name of an option is missing");
-    if (in_mapping_) key_ = nullptr;
+  void read() {
+    const YamlNode& root = document_.at(document_.root);
+    const int line = document_.root.line;
+    if (root.kind == YamlNode::Kind::scalar) {
+      if (is_null(root)) return;
+      refuse(line, "the file is one value, and should be options, as in \"lr: 2e-5\"");
+    }
+    if (root.kind == YamlNode::Kind::list) refuse(line, "a list stands where the name of an option should");
+    check_tag(root, line, "map", "a mapping");
+    for (std::size_t i = 0; i + 1 < root.children.size(); i += 2) {
+      const OptionSpec& spec = key(root.children[i]);
+      take(spec, root.children[i + 1]);
+    }
   }
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { refuse_if(true, mark, "an alias"); }
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                const std::string& value) override {
-    check(mark, tag, anchor);
-    if (!in_mapping_) refuse(mark, "the file is one value, and should be options, as in \"lr: 2e-5\"");
-    if (key_ == nullptr)
-      take_key(mark, value);
-    else if (in_list_)
-      add_item(mark, value);
-    else
-      take_value(mark, tag, value);
-  }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                       YAML::EmitterStyle::value) override {
-    refuse_if(key_ == nullptr || !key_->is_list, mark, "a list");
-    refuse_if(in_list_, mark, "a list of lists");
-    check(mark, tag, anchor);
-    in_list_ = true;
-    list_.clear();
-    list_begin_ = mark;
-  }
-  void OnSequenceEnd() override {
-    if (list_.empty()) refuse(list_begin_, "{} is an empty list", key_->name);
-    in_list_ = false;
-    take_value(list_begin_, "", list_);
-  }
-  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                  YAML::EmitterStyle::value) override {
-    check(mark, tag, anchor);
-    refuse_if(in_mapping_, mark, "a mapping");
-    in_mapping_ = true;
-  }
-  void OnMapEnd() override {}
 
  private:
   template <class... Args>
-  [[noreturn]] void refuse(const YAML::Mark& mark, fmt::format_string<Args...> text, Args&&... args) const {
-    fail("{}: {}", at(mark), fmt::format(text, std::forward<Args>(args)...));
+  [[noreturn]] void refuse(int line, fmt::format_string<Args...> text, Args&&... args) const {
+    fail("{}: {}", at(line), fmt::format(text, std::forward<Args>(args)...));
   }
-  void refuse_if(bool wrong, const YAML::Mark& mark, std::string_view what) const {
-    if (!wrong) return;
-    if (key_ != nullptr)
-      refuse(mark, "{} is {}, and {}", key_->name, what,
-             key_->is_list ? "its value is plain, or a list of plain values" : "the value of an option is plain");
-    refuse(mark, "{} stands where the name of an option should", what);
+  [[noreturn]] void refuse_value(const OptionSpec& spec, int line, std::string_view what) const {
+    refuse(line, "{} is {}, and {}", spec.name, what,
+           spec.is_list ? "its value is plain, or a list of plain values" : "the value of an option is plain");
   }
-  void check(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) const {
-    refuse_if(anchor != YAML::NullAnchor, mark, "an anchor");
-    refuse_if(!tag.empty() && tag != "?" && tag != "!", mark, "a tag");
-  }
-  std::string at(const YAML::Mark& mark) const { return fmt::format("{}:{}", name_, mark.line + 1); }
+  std::string at(int line) const { return fmt::format("{}:{}", name_, line); }
 
-  void take_key(const YAML::Mark& mark, const std::string& name) {
+  static bool is_tag(const YamlNode& node, std::string_view core) {
+    constexpr std::string_view prefix = "tag:yaml.org,2002:";
+    return node.tag.size() == prefix.size() + core.size() && node.tag.substr(0, prefix.size()) == prefix &&
+           node.tag.substr(prefix.size()) == core;
+  }
+  void check_tag(const YamlNode& node, int line, std::string_view core, std::string_view what) const {
+    if (!node.tag.empty() && node.tag != "!" && !is_tag(node, core))
+      refuse(line, "the tag {} on {} is not known", in_quotes(node.tag), what);
+  }
+
+  static bool is_null(const YamlNode& node) {
+    if (is_tag(node, "null")) return true;
+    if (!node.is_plain || !node.tag.empty()) return false;
+    return node.text.empty() || node.text == "~" || node.text == "null" || node.text == "Null" || node.text == "NULL";
+  }
+
+  const OptionSpec& key(YamlUse use) {
+    const YamlNode& node = document_.at(use);
+    if (node.kind != YamlNode::Kind::scalar)
+      refuse(use.line, "a {} stands where the name of an option should",
+             node.kind == YamlNode::Kind::list ? "list" : "mapping");
+    if (is_null(node)) refuse(use.line, "the name of an option is missing");
+    check_tag(node, use.line, "str", "a name");
+    const std::string& name = node.text;
     const OptionSpec* spec = options_.rows().find(name);
     if (spec == nullptr || spec->is_file_only) {
       std::string meant;
       try {
         meant = meant_option(options_.rows(), name, "");
       } catch (const Error& error) {
-        refuse(mark, "{}", error.what());
+        refuse(use.line, "{}", error.what());
       }
-      refuse(mark, "unknown option {}{}", in_quotes(name), meant);
+      refuse(use.line, "unknown option {}{}", in_quotes(name), meant);
     }
-    if (is_own(name)) refuse(mark, "{} belongs to the command line", name);
-    const auto [first, is_new] = lines_.emplace(name, mark.line + 1);
-    if (!is_new) refuse(mark, "{} is there twice, in line {} too", name, first->second);
-    key_ = spec;
+    if (is_own(name)) refuse(use.line, "{} belongs to the command line", name);
+    const auto [first, is_new] = lines_.emplace(name, use.line);
+    if (!is_new) refuse(use.line, "{} is there twice, in line {} too", name, first->second);
+    return *spec;
   }
 
-  // On the command line items have commas between them.
-  void add_item(const YAML::Mark& mark, const std::string& item) {
-    if (item.empty()) refuse(mark, "an item of the list {} is empty", key_->name);
-    if (item.find(',') != item.npos)
-      refuse(mark, "{} in the list {} has a comma, and commas stand between items; write it as two items",
-             in_quotes(item), key_->name);
-    list_ += (list_.empty() ? "" : ",") + item;
-  }
-
-  // Python's spellings of true and false are YAML's too.
-  void take_value(const YAML::Mark& mark, const std::string& tag, const std::string& value) {
-    const OptionSpec& spec = *std::exchange(key_, nullptr);
-    std::string text = value;
-    if (spec.kind == OptionKind::boolean && tag == "?") {
-      if (text == "True" || text == "TRUE") text = "true";
-      if (text == "False" || text == "FALSE") text = "false";
+  void take(const OptionSpec& spec, YamlUse use) {
+    const YamlNode& node = document_.at(use);
+    std::string text;
+    if (node.kind == YamlNode::Kind::mapping) refuse_value(spec, use.line, "a mapping");
+    if (node.kind == YamlNode::Kind::list) {
+      if (!spec.is_list) refuse_value(spec, use.line, "a list");
+      check_tag(node, use.line, "seq", "a list");
+      if (node.children.empty()) refuse(use.line, "{} is an empty list", spec.name);
+      for (const YamlUse child : node.children) text += (text.empty() ? "" : ",") + item(spec, child);
+    } else {
+      if (is_null(node)) return;
+      text = value(spec, node, use.line);
     }
-    const std::string where = fmt::format("{}: {}", at(mark), spec.name);
+    const std::string where = fmt::format("{}: {}", at(use.line), spec.name);
     assign(options_, origins_, spec, parse_value(spec, text, where), Origin::run_file, where);
   }
 
+  // On the command line items have commas between them.
+  std::string item(const OptionSpec& spec, YamlUse use) const {
+    const YamlNode& node = document_.at(use);
+    if (node.kind != YamlNode::Kind::scalar)
+      refuse_value(spec, use.line, node.kind == YamlNode::Kind::list ? "a list of lists" : "a mapping");
+    if (is_null(node) || node.text.empty()) refuse(use.line, "an item of the list {} is empty", spec.name);
+    if (node.text.find(',') != node.text.npos)
+      refuse(use.line, "{} in the list {} has a comma, and commas stand between items; write it as two items",
+             in_quotes(node.text), spec.name);
+    return value(spec, node, use.line);
+  }
+
+  // As the command line takes it. YAML writes true and false in three ways, and whole numbers with a sign, in base 16
+  // and in base 8 too.
+  std::string value(const OptionSpec& spec, const YamlNode& node, int line) const {
+    const bool is_text = spec.kind == OptionKind::text || spec.kind == OptionKind::choice;
+    const bool fits = node.tag.empty() || node.tag == "!" || is_tag(node, "str") ||
+                      (is_tag(node, "bool") && spec.kind == OptionKind::boolean) ||
+                      (is_tag(node, "int") && spec.kind != OptionKind::boolean) ||
+                      (is_tag(node, "float") && spec.kind != OptionKind::boolean);
+    if (!fits) refuse(line, "{} has the tag {}, which is not for its values", spec.name, in_quotes(node.tag));
+    const bool is_plain =
+        (node.is_plain && node.tag.empty()) || is_tag(node, "bool") || is_tag(node, "int") || is_tag(node, "float");
+    std::string text = node.text;
+    if (is_text || !is_plain) return text;
+    if (spec.kind == OptionKind::boolean) {
+      if (text == "True" || text == "TRUE") return "true";
+      if (text == "False" || text == "FALSE") return "false";
+      return text;
+    }
+    if (text.size() > 1 && text[0] == '+' && text[1] != '-' && text[1] != '+') text.erase(0, 1);
+    const std::string_view base = std::string_view(text).substr(0, 2);
+    if (base == "0x" || base == "0o") {
+      std::uint64_t number = 0;
+      const auto [end, error] =
+          std::from_chars(text.data() + 2, text.data() + text.size(), number, base == "0x" ? 16 : 8);
+      if (error == std::errc() && end == text.data() + text.size()) return std::to_string(number);
+    }
+    return text;
+  }
+
+  const YamlDocument& document_;
   const std::string_view name_;
   const OptionsRef options_;
   OptionOrigins& origins_;
-  bool in_mapping_ = false;
-  const OptionSpec* key_ = nullptr;  // whose value comes next
-  bool in_list_ = false;
-  std::string list_;  // its items so far
-  YAML::Mark list_begin_;
   std::map<std::string, int, std::less<>> lines_;
 };
 
@@ -153,28 +169,16 @@ std::string comment(const std::string& text) {
   return out;
 }
 
-// Whether a file that holds this scalar gives back the text. The emitter puts U+FFFD for characters that YAML has none
-// for.
-bool reads_back(const std::string& scalar, const std::string& text) {
-  try {
-    return YAML::Load("- " + scalar)[0].Scalar() == text;
-  } catch (const YAML::Exception&) {
-    return false;
-  }
-}
-
 // A value as YAML, in quotes where it must be.
 std::string scalar(const OptionSpec& spec, const OptionValue& value) {
   const std::string text = to_string(value);
   if (spec.kind != OptionKind::text) return text;
-  YAML::Emitter emitter;
-  emitter << text;
-  if (utf8_prefix(text) < text.size() || !emitter.good() || !reads_back(emitter.c_str(), text))
+  if (utf8_prefix(text) < text.size())
     fail(
         "--{}: {} has bytes that a YAML file cannot hold; give this option on the command line, and the others with "
         "--print_config",
         spec.name, in_quotes(printable_text(text)));
-  return emitter.c_str();
+  return yaml_scalar(text);
 }
 
 // The option's line as it was not given.
@@ -190,15 +194,8 @@ void apply_run_text(std::string_view text, std::string_view name, OptionsRef opt
   if (const std::size_t good = utf8_prefix(text); good < text.size())
     fail("{}:{}: the file is not UTF-8, as YAML is; an option with such bytes belongs on the command line", name,
          1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(good), '\n'));
-  RunFileEvents events(name, options, origins);
-  try {
-    std::istringstream in{std::string(text)};
-    YAML::Parser parser(in);
-    parser.HandleNextDocument(events);
-    if (parser) fail("{}: one document of options is read, and there is another behind \"---\"", name);
-  } catch (const YAML::Exception& error) {
-    fail("{}:{}: not YAML: {}", name, error.mark.line + 1, printable(error.msg));
-  }
+  const YamlDocument document = read_yaml(text, name);
+  if (!document.is_empty) RunFileReader(document, name, options, origins).read();
 }
 
 void apply_run_file(const std::string& file, OptionsRef options, OptionOrigins& origins) {

@@ -5,8 +5,9 @@
 //   lr: 2e-5
 //
 // A value means what it means on the command line, which wins over the file; the file wins over a DeepSpeed file. null
-// leaves an option as it is. Anchors, aliases, tags, lists, mappings within the mapping, options that are named twice
-// and options that the command does not have are Errors that name file and line.
+// leaves an option as it is; an alias is what its anchor marks. What is no YAML, lists where an option takes none,
+// mappings within the mapping, options that are named twice and options that the command does not have are Errors that
+// name file and line.
 #pragma once
 
 #include <string>
