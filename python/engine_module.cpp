@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <tuple>
@@ -18,6 +19,7 @@
 #include "frameworks/tensor_optimizer.h"
 #include "offload/verdict.h"
 #include "optim/engine_ops.h"
+#include "options/deepspeed_json.h"
 #include "ranks/communicator.h"
 
 namespace nb = nanobind;
@@ -133,6 +135,9 @@ NB_MODULE(_engine, module) {
   nb::exception<so::Error>(module, "UserError", errors.attr("UserError"));
   nb::exception<so::Bug>(module, "Bug", errors.attr("Bug"));
   using release = nb::call_guard<nb::gil_scoped_release>;
+  // Returns the text of a DeepSpeed file as JSON; `name` stands for it in errors.
+  module.def("read_deepspeed",
+             [](const std::string& text, const std::string& name) { return so::parse_deepspeed(text, name).dump(); });
   // Returns the bytes on the device and of the host that a TensorOptimizer of these would take, and a table of them.
   module.def("memory_of", [](const std::vector<so::TensorTuple>& tensors, const nb::dict& settings) {
     const so::TensorOptimizerMemory memory = so::memory_of(so::tensors_of(tensors).owned, so::settings_of(settings));

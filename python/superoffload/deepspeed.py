@@ -15,7 +15,8 @@ def from_deepspeed(config):
 
         optimizer = superoffload.AdamW(model.parameters(), **superoffload.from_deepspeed("ds_config.json"))
 
-    config: a path of a JSON file, or its contents as a dict. Looked at are "optimizer", "gradient_clipping",
+    config: a path of a JSON file, which may have what DeepSpeed allows in it beside JSON (comments, names without
+    quotes, commas at the end), or its contents as a dict. Looked at are "optimizer", "gradient_clipping",
     "zero_optimization.offload_optimizer" and "fp16"; the rest is about batches, schedulers and how ranks share a
     model. "auto" leaves a value out, so that the trainer or the default gives it. Values that are absent mean what they
     mean in DeepSpeed: no clipping, and no weight decay where there are "optimizer.params".
@@ -50,9 +51,12 @@ def _read(config):
     if isinstance(config, (str, os.PathLike)):
         try:
             with open(config, encoding="utf-8") as file:
-                config = json.load(file)
+                text = file.read()
         except (OSError, ValueError) as error:
             raise errors.UserError(f"{os.fspath(config)} is no DeepSpeed configuration: {error}") from None
+        from superoffload import _engine  # a library, and only a file needs it
+
+        config = json.loads(_engine.read_deepspeed(text, os.fspath(config)))
     if not isinstance(config, dict):
         raise errors.UserError(f"a DeepSpeed configuration is a JSON object, and this is {type(config).__name__}")
     return config

@@ -46,8 +46,9 @@ struct SafetensorsHeader {
 
 // Parses and validates a header's JSON against the size of the data section; `source` names the file in errors.
 // Untrusted input: any byte sequence gives a result or an Error, in memory proportional to its length. Refused are
-// duplicate names or keys, unknown keys, shapes that overflow, sizes that contradict shape and dtype, and offsets that
-// leave a hole, overlap, or do not end where the data ends.
+// duplicate names or keys, dtypes that the format does not have, shapes that overflow, sizes that contradict shape and
+// dtype, and offsets that leave a hole, overlap, or do not end where the data ends. As in the format's own library,
+// further keys of a tensor are ignored, and "__metadata__" may be null.
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes, std::string_view source);
 
 // A safetensors file opened for reading and validated up front. Const methods may be called from several threads.

@@ -33,6 +33,8 @@ const DTypeRow* find_dtype(std::string_view name) {
   return row == dtype_rows.end() ? nullptr : row;
 }
 
+constexpr int max_ignored_depth = 100;
+
 // {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {"key": "value"}}
 class HeaderEvents : public JsonEvents {
  public:
@@ -41,6 +43,9 @@ class HeaderEvents : public JsonEvents {
 
   void on_start_object() override {
     switch (at_) {
+      case At::ignored:
+        enter_ignored();
+        return;
       case At::document:
         at_ = At::tensors;
         return;
@@ -78,13 +83,28 @@ class HeaderEvents : public JsonEvents {
         } else if (key == "data_offsets") {
           begin_field(seen_offsets_, key, At::offsets_value);
         } else {
-          fail("{}: tensor '{}' has the unknown key '{}'", source(), name(), printable(key));
+          at_ = At::ignored;
         }
+        return;
+      case At::ignored:
         return;
       default:  // At::metadata; the parser gives keys inside objects only
         metadata_key_ = std::move(key);
         return;
     }
+  }
+
+  void on_null() override {
+    if (at_ == At::metadata_value)
+      at_ = At::tensors;
+    else
+      ignore_or_refuse("null");
+  }
+  void on_boolean(bool) override { ignore_or_refuse("a boolean"); }
+  void on_negative(std::int64_t) override { ignore_or_refuse("a negative integer"); }
+  void on_real(double value, const std::string& text) override {
+    if (at_ != At::ignored) JsonEvents::on_real(value, text);
+    leave_if_whole();
   }
 
   void on_string(std::string& value) override {
@@ -96,7 +116,7 @@ class HeaderEvents : public JsonEvents {
         fail("{}: __metadata__ has the key '{}' twice", source(), printable(metadata_key_));
       }
     } else {
-      refuse("a string");
+      ignore_or_refuse("a string");
     }
   }
 
@@ -105,6 +125,8 @@ class HeaderEvents : public JsonEvents {
       at_ = At::shape;
     } else if (at_ == At::offsets_value) {
       at_ = At::offsets;
+    } else if (at_ == At::ignored) {
+      enter_ignored();
     } else {
       refuse("an array");
     }
@@ -118,16 +140,18 @@ class HeaderEvents : public JsonEvents {
       if (offsets_ == 2) fail("{}: {} has more than two numbers", source(), where());
       (offsets_++ == 0 ? entry_.info.begin : entry_.info.end) = value;
     } else {
-      refuse("an integer");
+      ignore_or_refuse("an integer");
     }
   }
 
   void on_end_array() override {
+    if (at_ == At::ignored) return leave_ignored();
     if (at_ == At::offsets && offsets_ != 2) fail("{}: {} has {} numbers, not two", source(), where(), offsets_);
     at_ = At::fields;
   }
 
   void on_end_object() override {
+    if (at_ == At::ignored) return leave_ignored();
     if (at_ == At::fields) {
       for (const auto& [seen, key] :
            {std::pair{seen_dtype_, "dtype"}, {seen_shape_, "shape"}, {seen_offsets_, "data_offsets"}}) {
@@ -156,6 +180,7 @@ class HeaderEvents : public JsonEvents {
         return fmt::format("__metadata__ key '{}'", printable(metadata_key_));
       case At::tensor_value:
       case At::fields:
+      case At::ignored:
         return fmt::format("tensor '{}'", name());
       case At::dtype:
         return fmt::format("the dtype of tensor '{}'", name());
@@ -180,12 +205,30 @@ class HeaderEvents : public JsonEvents {
     shape,
     offsets_value,
     offsets,
+    ignored,
     metadata_value,
     metadata,
     end
   };
 
   std::string name() const { return printable(entry_.info.name); }
+
+  // The value of a key that the format does not have.
+  void enter_ignored() {
+    if (++ignored_depth_ > max_ignored_depth) fail("{}: {} is nested too deeply", source(), where());
+  }
+  void leave_ignored() {
+    --ignored_depth_;
+    leave_if_whole();
+  }
+  void leave_if_whole() {
+    if (ignored_depth_ == 0) at_ = At::fields;
+  }
+  void ignore_or_refuse(std::string_view kind) {
+    if (at_ != At::ignored) refuse(kind);
+    leave_if_whole();
+  }
+
   void begin_field(bool& seen, const std::string& key, At next) {
     if (seen) fail("{}: tensor '{}' has the key '{}' twice", source(), name(), key);
     seen = true;
@@ -196,7 +239,7 @@ class HeaderEvents : public JsonEvents {
   SafetensorsEntry entry_;
   std::string metadata_key_;
   bool seen_metadata_ = false, seen_dtype_ = false, seen_shape_ = false, seen_offsets_ = false;
-  int offsets_ = 0;
+  int offsets_ = 0, ignored_depth_ = 0;
 };
 
 // Bytes that shape and element width ask for. The product of the dimensions other than zero must fit too, so that no
@@ -248,8 +291,11 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
     }
     position = info.end;
     const DTypeRow* row = find_dtype(entry.dtype_name);
-    entry.supported = row != nullptr && row->dtype.has_value();
-    if (row == nullptr) continue;  // an element type from the future: its size cannot be known
+    if (row == nullptr)
+      fail(
+          "{}: tensor '{}' has the dtype '{}', which safetensors does not have; the file is damaged, or of a newer format",
+          source, printable(info.name), printable(entry.dtype_name));
+    entry.supported = row->dtype.has_value();
     if (row->dtype) info.dtype = *row->dtype;
     const std::uint64_t expected = bytes_of_shape(entry, row->bits, source);
     if (expected != info.bytes()) {

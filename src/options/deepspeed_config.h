@@ -1,9 +1,10 @@
 // The DeepSpeed JSON of the published system, accepted as it is: every key is honoured, or has nothing to do here and
 // says why, or is refused by name with the reason and the fix. Unknown keys are refused too.
 //
-// Format: JSON with //, /* */ and # comments. "auto" and null leave a value to the command line and the defaults.
-// Keys, types and defaults are those of https://www.deepspeed.ai/docs/config-json/; but a key that is absent leaves our
-// own default, not DeepSpeed's, in place (docs/deepspeed-config.md lists where that matters).
+// Format: JSON, or Hjson, which DeepSpeed reads too: //, /* */ and # comments, names without quotes. "auto" and null
+// leave a value to the command line and the defaults. Keys, types and defaults are those of
+// https://www.deepspeed.ai/docs/config-json/; but a key that is absent leaves our own default, not DeepSpeed's, in
+// place (docs/deepspeed-config.md lists where that matters).
 #pragma once
 
 #include <span>

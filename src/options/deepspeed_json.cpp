@@ -5,120 +5,77 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
-#include "base/json_text.h"
+#include "options/hjson.h"
 
 namespace so {
 namespace {
 
 using json = nlohmann::json;
 
-constexpr int max_depth = 32;
-
-struct Position {
-  std::size_t line = 1, column = 1;
+// The keys by which another program's file is known, and what to give instead.
+struct ForeignFile {
+  std::string_view program, advice;
+  std::vector<std::string_view> keys;
 };
 
-Position position_of(std::string_view text, std::size_t offset) {
-  Position p;
-  for (const char c : text.substr(0, offset)) {
-    if (c == '\n')
-      p = {p.line + 1, 1};
-    else
-      ++p.column;
-  }
-  return p;
-}
-
-// Comments become spaces, so that offsets stay those of the file. Text in strings is left alone.
-std::string without_comments(std::string_view text, std::string_view name) {
-  std::string out(text);
-  const auto blank = [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i)
-      if (out[i] != '\n') out[i] = ' ';
+const std::vector<ForeignFile>& foreign_files() {
+  static const std::vector<ForeignFile> files = {
+      {"Accelerate",
+       "give the DeepSpeed file that it names as deepspeed_config_file; what is in its own deepspeed_config section are "
+       "options here, as gradient_accumulation_steps",
+       {"compute_environment", "distributed_type", "deepspeed_config", "deepspeed_config_file", "downcast_bf16",
+        "fsdp_config", "machine_rank", "main_training_function", "num_machines", "num_processes", "mixed_precision"}},
+      {"axolotl",
+       "give the DeepSpeed file that it names as deepspeed; docs/from-trl-or-axolotl.md says what its other keys are here",
+       {"base_model", "sequence_len", "micro_batch_size", "datasets", "dataset_prepared_path", "sample_packing",
+        "num_epochs"}},
+      {"a trainer",
+       "give the DeepSpeed file that it names as deepspeed; docs/from-trl-or-axolotl.md says what its other keys are here",
+       {"model_name_or_path", "dataset_name", "per_device_train_batch_size", "finetuning_type", "cutoff_len"}},
+      {"this program's options", "give it as --config", {"model", "data", "output_dir"}},
   };
-  for (std::size_t i = 0; i < text.size();) {
-    if (text[i] == '"') {
-      for (++i; i < text.size() && text[i] != '"'; ++i)
-        if (text[i] == '\\') ++i;
-      ++i;
-    } else if (text[i] == '#' || text.substr(i, 2) == "//") {
-      const std::size_t end = std::min(text.find('\n', i), text.size());
-      blank(i, end);
-      i = end;
-    } else if (text.substr(i, 2) == "/*") {
-      const std::size_t close = text.find("*/", i + 2);
-      if (close == std::string_view::npos) {
-        const Position p = position_of(text, i);
-        fail("{}:{}:{}: this comment has no end; add */", name, p.line, p.column);
-      }
-      blank(i, close + 2);
-      i = close + 2;
-    } else {
-      ++i;
-    }
-  }
-  return out;
+  return files;
 }
 
-// nlohmann's message without its preamble, which differs between versions.
-std::string syntax_detail(std::string text) {
-  if (const std::size_t at = text.find("syntax error"); at != std::string::npos)
-    text.erase(0, at);
-  else if (const std::size_t bracket = text.find("] "); bracket != std::string::npos)
-    text.erase(0, bracket + 2);
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  if (text.size() > 160) text = text.substr(0, 160) + "...";
-  return text;
-}
-
-// Refuses keys given twice, of which the parser would silently drop one, and nesting that no configuration has.
-class StructureCheck {
- public:
-  explicit StructureCheck(std::string_view name) : name_(name) {}
-
-  bool operator()(int depth, json::parse_event_t event, const json& value) {
-    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-      if (depth >= max_depth) fail("{}: nested deeper than {} levels", name_, max_depth);
-    }
-    if (event == json::parse_event_t::object_start) keys_.emplace_back();
-    if (event == json::parse_event_t::object_end) keys_.pop_back();
-    if (event == json::parse_event_t::key) {
-      const std::string& key = value.get_ref<const std::string&>();
-      if (!keys_.back().insert(key).second) fail("{}: key {} is given twice in one object", name_, in_quotes(key));
-    }
-    return true;
+// The names at the beginning of lines, as YAML has them.
+std::vector<std::string_view> line_names(std::string_view text) {
+  std::vector<std::string_view> names;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    const std::size_t stop = std::min(line.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789"), line.size());
+    if (stop > 0 && line.substr(stop, 1) == ":") names.push_back(line.substr(0, stop));
+    text.remove_prefix(std::min(end + 1, text.size()));
   }
-
- private:
-  std::string_view name_;
-  std::vector<std::set<std::string>> keys_;
-};
+  return names;
+}
 
 }  // namespace
+
+void refuse_foreign_file(std::string_view key, std::string_view name) {
+  for (const ForeignFile& file : foreign_files())
+    if (std::find(file.keys.begin(), file.keys.end(), key) != file.keys.end())
+      fail("{}: {} is a key of {}, not of DeepSpeed; {}", name, key, file.program, file.advice);
+}
 
 nlohmann::json parse_deepspeed(std::string_view text, std::string_view name) {
   if (text.size() > max_deepspeed_bytes)
     fail("{}: larger than {} bytes: this is no DeepSpeed configuration", name, max_deepspeed_bytes);
-  const std::string uncommented = without_comments(text, name);
-  const std::string plain = with_plain_numbers(uncommented).value_or(uncommented);
+  json config;
   try {
-    StructureCheck check(name);
-    json config = json::parse(plain.begin(), plain.end(), [&](int depth, json::parse_event_t event, json& value) {
-      return check(depth, event, value);
-    });
-    if (!config.is_object()) fail("{}: must be a JSON object, is {}", name, config.type_name());
-    return config;
-  } catch (const json::parse_error& error) {
-    const Position p = position_of(plain, error.byte == 0 ? 0 : error.byte - 1);
-    fail("{}:{}:{}: not valid JSON: {}", name, p.line, p.column, syntax_detail(error.what()));
-  } catch (const json::exception& error) {
-    fail("{}: not valid JSON: {}", name, syntax_detail(error.what()));
+    config = parse_hjson(text, name);
+  } catch (const Error&) {
+    for (const std::string_view key : line_names(text)) refuse_foreign_file(key, name);
+    throw;
   }
+  if (!config.is_object()) fail("{}: must be a JSON object, is {}", name, config.type_name());
+  for (const auto& [key, value] : config.items()) refuse_foreign_file(key, name);
+  return config;
 }
 
 std::string shown(const json& value) {

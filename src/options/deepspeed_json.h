@@ -1,4 +1,4 @@
-// A DeepSpeed file as JSON: its text, with comments, and what is said of its values.
+// A DeepSpeed file as JSON, and what is said of its values.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ namespace so {
 
 inline constexpr std::size_t max_deepspeed_bytes = 1 << 20;  // a larger file is no configuration
 
-// Returns an object. Comments as in C, C++ and Python are allowed. Throws Error, which names the file `name` and where
-// it can the line, for what is no JSON object, a key that is given twice in one object, and deep nesting.
+// Returns an object, read as Hjson (options/hjson.h). Throws Error, which names the file `name` and where it can the
+// line, for what is no object, a key that is given twice in one object, deep nesting, and another program's file.
 nlohmann::json parse_deepspeed(std::string_view text, std::string_view name);
 
 // The value for a message, cut where it is long.

@@ -102,22 +102,27 @@ void add_zero(Rows& r) {
       "a limit, 0 to 3: below 3 each of several ranks keeps all weights and gradients (gathered_layers 0), with 3 "
       "it may keep slices, where that fits better or is faster; optimizer state is always in slices");
   r.unused(z + "sub_group_size", integer, "the optimizer steps one bucket at a time; see reduce_bucket_size");
+  // DeepSpeed takes a stage3 key without "stage3_" too.
+  const auto unused_of_stage3 = [&](const std::string& key, JsonKind kind, const std::string& why) {
+    r.unused(z + "stage3_" + key, kind, why);
+    r.unused(z + key, kind, why);
+  };
   const std::string layout = "how ranks exchange data is chosen by the program and does not change results";
   for (const char* key :
        {"overlap_comm", "contiguous_gradients", "reduce_scatter", "use_multi_rank_bucket_allreduce",
-        "allgather_partitions", "round_robin_gradients", "legacy_stage1", "stage3_allgather_sequential",
-        "stage3_use_all_reduce_for_fetch_params", "mics_hierarchical_params_gather"})
+        "allgather_partitions", "round_robin_gradients", "legacy_stage1", "mics_hierarchical_params_gather"})
     r.unused(z + key, boolean, layout);
+  for (const char* key : {"allgather_sequential", "use_all_reduce_for_fetch_params"})
+    unused_of_stage3(key, boolean, layout);
   for (const char* key : {"allgather_bucket_size", "zero_hpz_partition_size", "mics_shard_size"})
     r.unused(z + key, integer, layout);
   const std::string residency = "which weights are on the GPU is planned from its memory and does not change results";
   for (const char* key :
-       {"stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
-        "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
-        "stage3_partition_stream_chunk_size"})
-    r.unused(z + key, number, residency);
+       {"prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
+        "max_reuse_distance", "module_granularity_threshold", "partition_stream_chunk_size"})
+    unused_of_stage3(key, number, residency);
   const std::string saving = "saved models are always whole Hugging Face checkpoints";
-  r.unused(z + "stage3_gather_16bit_weights_on_model_save", boolean, saving);
+  unused_of_stage3("gather_16bit_weights_on_model_save", boolean, saving);
   r.unused(z + "stage3_gather_fp16_weights_on_model_save", boolean, saving);
   r.unused(z + "elastic_checkpoint", boolean, "checkpoints are laid out by parameter, not by rank");
   r.unused(z + "load_from_fp32_weights", boolean, "master weights start from the checkpoint at its own precision");

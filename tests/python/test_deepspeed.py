@@ -41,6 +41,20 @@ class FromDeepSpeed(unittest.TestCase):
             self.assertEqual(from_deepspeed(path), expected)
             self.assertEqual(from_deepspeed(str(path)), expected)
 
+    def test_files_as_deepspeed_reads_them(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "ds.json"
+            path.write_text("{\n  # comment\n  gradient_clipping: 0.5 // more\n  \"train_batch_size\": 8,\n}\n")
+            self.assertEqual(from_deepspeed(path), {"max_grad_norm": 0.5, "offload_ratio": 0.0})
+            for text, message in (
+                ("{\n  gradient_clipping 1\n}", "ds.json:2:3: not valid JSON: "),
+                ("compute_environment: LOCAL_MACHINE\n", "compute_environment is a key of Accelerate"),
+                ("[]", "must be a JSON object, is array"),
+            ):
+                path.write_text(text)
+                with self.subTest(text), self.assertRaisesRegex(superoffload.UserError, message):
+                    from_deepspeed(path)
+
     def test_what_is_absent_is_as_in_deepspeed(self):
         self.assertEqual(from_deepspeed({}), {"max_grad_norm": 0.0, "offload_ratio": 0.0})
         params = from_deepspeed({"optimizer": {"type": "Adam", "params": {"lr": 1e-3}}})
