@@ -6,30 +6,23 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "chat_test_util.h"
 #include "data/example.h"
 #include "data/model_encoder.h"
-#include "data_test_util.h"
-#include "support/paths.h"
 
 namespace so {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;  // templates show the order of keys
+using test::chat_fixtures;
 using test::error_of;
 using test::Ids;
-using test::read_file;
-
-std::filesystem::path chat_fixtures() { return std::filesystem::path(test::fixtures()) / "chat"; }
-
-ChatTemplate plain_template(std::string text) {
-  ChatTemplate chat;
-  chat.text = std::move(text);
-  chat.source = "chat_template.jinja";
-  chat.variables = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
-  chat.special_tokens = {"<s>", "</s>"};
-  chat.stop_tokens = {"</s>"};
-  return chat;
-}
+using test::OrderedJson;
+using test::Parts;
+using test::plain_template;
+using test::published_template;
+using test::read_chat_fixture;
+using test::render_one;
+using test::trained_in;
 
 // As of transformers' published tests, and the shape of most templates.
 const char* const chatml =
@@ -38,15 +31,7 @@ const char* const chatml =
 
 RenderedChat render(const ChatTemplate& chat, const std::string& record, TrainedTurns trained = TrainedTurns::assistant,
                     bool prompt = false) {
-  const ChatRenderer renderer(chat);
-  const std::string_view one = record;
-  return renderer.render(std::span(&one, 1), trained, prompt).at(0);
-}
-
-std::vector<std::string> trained_in(const RenderedChat& chat) {
-  std::vector<std::string> trained;
-  for (std::size_t i = 1; i < chat.pieces.size(); i += 2) trained.push_back(chat.pieces[i]);
-  return trained;
+  return render_one(ChatRenderer(chat), record, trained, prompt);
 }
 
 class Rendering : public ::testing::Test {
@@ -54,64 +39,52 @@ class Rendering : public ::testing::Test {
   void SetUp() override { ::signal(SIGPIPE, SIG_IGN); }  // as main() has it
 };
 
-// Text for text, and where TRL has the same template with {% generation %}, part for part.
+// Text for text, and where TRL has the same template with {% generation %}, part for part; also of turns that say
+// nothing, and of texts and thoughts beside calls of tools (turns.json).
 TEST_F(Rendering, IsThatOfTransformersOnPublishedTemplates) {
-  const OrderedJson expected = OrderedJson::parse(read_file(chat_fixtures() / "expected.json"));
+  const OrderedJson expected = read_chat_fixture("expected.json"), turns = read_chat_fixture("turns.json");
   std::size_t masks = 0;
   for (const auto& [name, model] : expected["templates"].items()) {
-    ChatTemplate chat = plain_template(read_file(chat_fixtures() / "templates" / (name + ".jinja")));
-    chat.variables.clear();
-    for (const auto& [token, text] : model["variables"].items()) chat.variables.emplace_back(token, text);
-    chat.special_tokens = model["special"];
-    chat.stop_tokens = model["stop"];
-    chat.now = expected["now"];
-    const ChatRenderer renderer(chat);
-    for (const auto& [title, wanted] : model["cases"].items()) {
+    const ChatRenderer renderer(published_template(expected, name));
+    const auto check = [&, &name = name](const std::string& title, OrderedJson conversation,
+                                         const OrderedJson& wanted) {
       SCOPED_TRACE(name + ": " + title);
-      OrderedJson conversation = expected["conversations"][title];
-      const std::string record = conversation.dump();
-      const std::string_view view = record;
-      const RenderedChat got = renderer.render(std::span(&view, 1), TrainedTurns::assistant).at(0);
+      const RenderedChat got = render_one(renderer, conversation.dump());
       if (wanted.contains("refused")) {
         EXPECT_NE(got.error, "");
-        continue;
+        return;
       }
       EXPECT_EQ(got.error, "");
       EXPECT_EQ(got.text(), wanted["text"]);
       if (wanted.contains("trained")) {
-        EXPECT_EQ(trained_in(got), wanted["trained"].get<std::vector<std::string>>());
+        EXPECT_EQ(trained_in(got), wanted["trained"].get<Parts>());
         ++masks;
-      } else {
-        std::size_t turns = 0;
-        for (const OrderedJson& message : conversation["messages"]) turns += message["role"] == "assistant";
-        EXPECT_EQ(trained_in(got).size(), turns);
       }
-      if (!wanted.contains("prompt")) continue;
+      if (!wanted.contains("prompt")) return;
       conversation["messages"].erase(conversation["messages"].size() - 1);
-      const std::string beginning = conversation.dump();
-      const std::string_view prompt = beginning;
-      EXPECT_TRUE(renderer.render(std::span(&prompt, 1), TrainedTurns::nothing, true)
-                      .at(0)
+      EXPECT_TRUE(render_one(renderer, conversation.dump(), TrainedTurns::nothing, true)
                       .text()
                       .ends_with(wanted["prompt"].get<std::string>()));
+    };
+    for (const auto& [title, wanted] : model["cases"].items()) {
+      check(title, expected["conversations"][title], wanted);
+      if (wanted.contains("refused") || wanted.contains("trained")) continue;
+      std::size_t assistants = 0;
+      for (const OrderedJson& message : expected["conversations"][title]["messages"])
+        assistants += message["role"] == "assistant";
+      EXPECT_EQ(trained_in(render_one(renderer, expected["conversations"][title].dump())).size(), assistants) << title;
     }
+    for (const auto& [title, wanted] : turns["templates"][name].items())
+      check(title, turns["conversations"][title], wanted);
   }
-  EXPECT_GE(masks, 60U);
+  EXPECT_GE(masks, 160U);
 }
 
 // Llama 2 and Qwen 3 have no counterpart at TRL: what stands here was read off the text.
-std::vector<std::string> trained_of(const std::string& name, const std::string& title) {
-  const OrderedJson expected = OrderedJson::parse(read_file(chat_fixtures() / "expected.json"));
-  const OrderedJson& model = expected["templates"][name];
-  ChatTemplate chat = plain_template(read_file(chat_fixtures() / "templates" / (name + ".jinja")));
-  chat.variables.clear();
-  for (const auto& [token, text] : model["variables"].items()) chat.variables.emplace_back(token, text);
-  chat.special_tokens = model["special"];
-  chat.stop_tokens = model["stop"];
-  return trained_in(render(chat, expected["conversations"][title].dump()));
+Parts trained_of(const std::string& name, const std::string& title) {
+  const OrderedJson expected = read_chat_fixture("expected.json");
+  return trained_in(render(published_template(expected, name), expected["conversations"][title].dump()));
 }
-
-using Parts = std::vector<std::string>;
 
 TEST_F(Rendering, FindsTurnsInTemplatesThatCutThoughtsAndWhiteSpace) {
   EXPECT_EQ(trained_of("qwen3", "thoughts in the text"),
@@ -259,8 +232,8 @@ TEST(RenderedAnswers, AreChecked) {
 
 // Whole tokenizers: ids and mask of return_assistant_tokens_mask.
 TEST_F(Rendering, MasksTheTokensThatTransformersMasks) {
-  const OrderedJson masks = OrderedJson::parse(read_file(chat_fixtures() / "masks.json"));
-  const OrderedJson conversations = OrderedJson::parse(read_file(chat_fixtures() / "expected.json"))["conversations"];
+  const OrderedJson masks = read_chat_fixture("masks.json");
+  const OrderedJson conversations = read_chat_fixture("expected.json")["conversations"];
   std::map<std::string, ChatRenderer> renderers;
   for (const OrderedJson& wanted : masks["cases"]) {
     SCOPED_TRACE(wanted["tokenizer"].get<std::string>() + ", " + wanted["template"].get<std::string>() + ": " +
@@ -276,9 +249,7 @@ TEST_F(Rendering, MasksTheTokensThatTransformersMasks) {
       chat.variables.emplace_back("eos_token", encoder.tokenizer().id_to_token(*eos));
     const auto key = wanted["tokenizer"].get<std::string>() + " " + wanted["template"].get<std::string>();
     const ChatRenderer& renderer = renderers.try_emplace(key, chat).first->second;
-    const std::string record = conversations[wanted["title"].get<std::string>()].dump();
-    const std::string_view view = record;
-    const RenderedChat rendered = renderer.render(std::span(&view, 1), TrainedTurns::assistant).at(0);
+    const RenderedChat rendered = render_one(renderer, conversations[wanted["title"].get<std::string>()].dump());
     const Example example = ExampleBuilder(encoder, {.max_length = 4096}).build_chat(rendered);
     EXPECT_EQ(example.ids, wanted["ids"].get<Ids>());
     std::vector<int> mask(example.ids.size(), 0);

@@ -169,6 +169,41 @@ TEST_F(Dataset, RendersConversations) {
   EXPECT_EQ(keys.size(), 4U);
 }
 
+// Of a template whose prompt depends on what the last message says: that one record's mask is no other record's.
+TEST_F(Dataset, MasksAConversationAlikeBesideAnyOthers) {
+  ::signal(SIGPIPE, SIG_IGN);
+  options_.example.max_length = 100;
+  ChatByteEncoder encoder;
+  encoder.source =
+      "{% for m in messages %}{{ m.role[0] + ':' + ('<> ' if m.role == 'assistant' else '') + m.content + '$' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ 'a:' + ('<> ' if messages[-1].content.endswith('!') else '') }}{% endif %}";
+  const auto record = [](const std::string& asked) {
+    return R"({"messages":[{"role":"user","content":")" + asked + R"("},{"role":"assistant","content":"b"}]})" + "\n";
+  };
+  const auto trained = [&](const std::string& content) {
+    write_file(options_.file, content);
+    const TokenDataset dataset = open_dataset(options_, encoder, pool_);
+    std::vector<int> counts;
+    for (std::int64_t d = 0; d < dataset.size(); ++d) {
+      const auto& targets = dataset.document(d).targets;
+      counts.push_back(
+          static_cast<int>(std::count_if(targets.begin(), targets.end(), [](auto id) { return id >= 0; })));
+    }
+    return counts;
+  };
+  EXPECT_EQ(trained(record("a")), (std::vector<int>{5}));
+  EXPECT_EQ(trained(record("a!")), (std::vector<int>{2}));
+  EXPECT_EQ(trained(record("a") + record("a!") + record("a")), (std::vector<int>{5, 2, 5}));
+  EXPECT_EQ(trained(record("a!") + record("a") + record("a!")), (std::vector<int>{2, 5, 2}));
+  std::string many;
+  std::vector<int> expected;
+  for (int i = 0; i < 300; ++i) {
+    many += record(i % 3 == 0 ? "a!" : "a");
+    expected.push_back(i % 3 == 0 ? 2 : 5);
+  }
+  EXPECT_EQ(trained(many), expected);
+}
+
 TEST_F(Dataset, BlamesTheRecordThatTheTemplateRefuses) {
   ::signal(SIGPIPE, SIG_IGN);
   ChatByteEncoder encoder;

@@ -44,14 +44,14 @@ def with_parsed_arguments(call):
     return {**call, "function": function} if "function" in call else function
 
 
-def plain_message(message):
+def plain_message(message, parse_arguments):
     """A message as templates see it: keys that are null are left out, as transformers does."""
     if "role" not in message:  # ShareGPT
         message = {"role": SHAREGPT_ROLES[message["from"]], "content": message["value"]}
     message = {key: value for key, value in message.items() if value is not None and key != "weight"}
     if "content" in message:
         message["content"] = joined_text(message["content"])
-    if "tool_calls" in message:
+    if "tool_calls" in message and parse_arguments:
         message["tool_calls"] = [with_parsed_arguments(call) for call in message["tool_calls"]]
     reasoning = next((message[key] for key in REASONING if key in message), None)
     if reasoning is not None:
@@ -62,7 +62,7 @@ def plain_message(message):
 class Chat:
     """A record's messages, which of them are trained, and what else the template sees."""
 
-    def __init__(self, record, train):
+    def __init__(self, record, train, parse_arguments=True):
         if record.get("messages") is not None:
             raw, first = record["messages"], 0
         elif record.get("conversations") is not None:
@@ -72,7 +72,7 @@ class Chat:
         for i, message in enumerate(raw):
             if message.get("weight") not in (None, 0, 1):
                 raise Refused(f'message {i + 1}: "weight" is {message["weight"]!r}; it is 0, for what is not trained, or 1')
-        self.messages = [plain_message(message) for message in raw]
+        self.messages = [plain_message(message, parse_arguments) for message in raw]
         if isinstance(record.get("system"), str) and record["system"]:
             self.messages.insert(0, {"role": "system", "content": record["system"]})
             raw, first = [{}] + raw, first + 1

@@ -37,7 +37,6 @@ class Renderer:
         tokens = sorted(set(setup["special"]) | self.stop, key=len, reverse=True)
         self.special = re.compile("|".join(map(re.escape, tokens)) if tokens else r"(?!)")
         self.headers = None
-        self.prompts = {}  # the ends of prompts (TurnFinder.begin)
 
     def header_tokens(self):
         """The special tokens that begin a turn, so that they do not end the one before."""
@@ -107,7 +106,17 @@ class Renderers:
         if not chat.messages:
             raise Refused("there are no messages")
         renderer = self.plain if chat.variables["tools"] is None else self.tools
-        return renderer.pieces_of(chat, train, add_generation_prompt)
+        try:
+            return renderer.pieces_of(chat, train, add_generation_prompt)
+        except Exception:
+            as_given = Chat(record, train, parse_arguments=False)
+            if as_given.messages == chat.messages:
+                raise
+            try:  # a template that adds arguments to its text wants a string
+                return renderer.pieces_of(as_given, train, add_generation_prompt)
+            except Exception:
+                pass
+            raise
 
 
 def answer(renderers, request):
