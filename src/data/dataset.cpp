@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <limits>
 #include <optional>
@@ -60,6 +61,7 @@ class Tokenisation {
     while (read_block()) {
       examples_.assign(block_.size(), {});
       errors_.assign(block_.size(), nullptr);
+      first_error_ = std::numeric_limits<std::int64_t>::max();
       pool_.parallel_for(static_cast<std::int64_t>(block_.size()), 16,
                          [this](std::int64_t begin, std::int64_t end) { build(begin, end); });
       build_long();
@@ -83,7 +85,18 @@ class Tokenisation {
     return true;
   }
 
+  // What lies behind a record that ends the run is not needed; each of its conversations may take all of its time.
   void build(std::int64_t begin, std::int64_t end) {
+    if (begin > first_error_) return;
+    build_records(begin, end);
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (!errors_[static_cast<std::size_t>(i)]) continue;
+      for (std::int64_t first = first_error_; i < first && !first_error_.compare_exchange_weak(first, i);) continue;
+      return;
+    }
+  }
+
+  void build_records(std::int64_t begin, std::int64_t end) {
     RecordParser parser(name_, vocabulary_size_);
     std::vector<std::size_t> conversations;
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
@@ -159,6 +172,7 @@ class Tokenisation {
   std::vector<RawRecord> block_;
   std::vector<Example> examples_;
   std::vector<std::exception_ptr> errors_;
+  std::atomic<std::int64_t> first_error_{std::numeric_limits<std::int64_t>::max()};  // of the block, by place
 };
 
 std::optional<TokenDataset> open_if_valid(const std::filesystem::path& path, std::uint64_t key, ThreadPool& pool,

@@ -6,6 +6,7 @@ import sys
 from datetime import datetime
 
 from chat_messages import Refused
+from render_limits import Exceeded
 
 NO_JINJA = 3  # the exit code that the program knows
 
@@ -103,7 +104,7 @@ def make_environment(now):
 
 def told(error):
     """A template's exception in one line."""
-    if isinstance(error, Refused):
+    if isinstance(error, (Refused, Exceeded)):
         return str(error)
     name = type(error).__name__
     text = " ".join(str(error).split())

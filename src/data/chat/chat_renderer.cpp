@@ -119,7 +119,8 @@ std::vector<RenderedChat> ChatRenderer::render(std::span<const std::string_view>
   try {
     answer = worker->ask(request);
   } catch (const ChildEnded& end) {  // the worker goes with its process
-    throw std::runtime_error(fmt::format("while a chat template was rendered, {}", end.what()));
+    fail("{}: the chat template cannot be rendered within its limits of time and memory: {}", template_.source,
+         end.what());
   }
   workers_->put_back(std::move(worker));
   return parse_rendered(answer, records.size());

@@ -24,6 +24,7 @@ from datetime import datetime
 from chat_environment import make_environment, told
 from chat_messages import Chat, Refused
 from chat_turns import TurnFinder, common_length
+from render_limits import Exceeded, Limits, check_text
 
 
 class Renderer:
@@ -119,21 +120,34 @@ class Renderers:
             raise
 
 
-def answer(renderers, request):
-    answers = []
+def answer(renderers, limits, request, request_bytes):
+    def pieces_of(record):
+        pieces = renderers.pieces_of(record, request["train"], request["add_generation_prompt"])
+        check_text(pieces, request_bytes)
+        return pieces
+
+    answers, exceeded = [], None
     for record in request["records"]:
+        if exceeded:  # each of the others would take as long
+            answers.append({"error": exceeded})
+            continue
         try:
-            answers.append(renderers.pieces_of(record, request["train"], request["add_generation_prompt"]))
+            messages = sum(len(record.get(key) or ()) for key in ("messages", "conversations", "prompt"))
+            answers.append(limits.run(lambda: pieces_of(record), messages, request_bytes))
+        except Exceeded as error:
+            exceeded = str(error)
+            answers.append({"error": exceeded})
         except Exception as error:  # a template may raise anything
             answers.append({"error": told(error)})
     return {"records": answers}
 
 
 def read_message(stream):
+    """A request, and its bytes."""
     line = stream.readline()
     if not line:
         sys.exit(0)
-    return json.loads(stream.read(int(line)))
+    return json.loads(stream.read(int(line))), int(line)
 
 
 def write_message(stream, value):
@@ -152,15 +166,19 @@ def serve():
     signal.signal(signal.SIGALRM, lambda *_: os.getppid() == parent or os._exit(0))
     signal.setitimer(signal.ITIMER_REAL, 1, 1)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    setup = read_message(requests)
+    limits = Limits()
+    setup, size = read_message(requests)
+    limits.allow_memory(size)
     try:
-        renderers = Renderers(setup)
-    except Exception as error:
+        renderers = limits.run(lambda: Renderers(setup), 0, size)
+    except (Exception, Exceeded) as error:
         write_message(answers, {"error": told(error)})
         return
     write_message(answers, {})
     while True:
-        write_message(answers, answer(renderers, read_message(requests)))
+        request, size = read_message(requests)
+        limits.allow_memory(size)
+        write_message(answers, answer(renderers, limits, request, size))
 
 
 if __name__ == "__main__":
