@@ -128,12 +128,15 @@ class EngineParameters:
             raise error
 
     def _rebuild(self):
-        """Makes the engine anew for other parameters; state stays, and gradients of the step go back to param.grad."""
+        """Makes the engine anew for other parameters, or where they are now; state stays, and gradients of the step go
+        back to param.grad.
+        """
         self._await_all()
-        self._read_changed()
         states, gradients = {}, []
         for index, managed in enumerate(self._managed):
-            states[id(managed.parameter)] = self._read_state(index)
+            if self._engine.updates(index) > 0:
+                managed.check_move()
+                states[id(managed.parameter)] = self._read_state(index)
             if self._engine.has_gradient(index):
                 gradients.append((managed.parameter, self._read_gradient(index)))
         for key, absent in self._absent.items():
@@ -142,7 +145,8 @@ class EngineParameters:
                 gradients.append((absent.parameter, torch.zeros_like(absent.parameter)))
         self._build(states)
         for parameter, gradient in gradients:
-            parameter.grad = gradient.to(parameter.dtype)
+            gradient = gradient.to(parameter.device, parameter.dtype)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def _release(self):
         for managed in self._managed:
@@ -163,12 +167,17 @@ class EngineParameters:
 
     # ---- Gradients ----
 
+    def _sync(self):
+        """The engine has the parameters that there are, where they are, and their values."""
+        self._await_all()
+        unfrozen = any(p.requires_grad and not self._knows(p) and p.numel() for p in self._parameters())
+        if unfrozen or any(_can_be_followed(managed) and managed.has_moved() for managed in self._managed):
+            self._rebuild()
+        self._read_changed()
+
     def _collect(self):
         """All gradients since the last step are the engine's, and all parameters that have one."""
-        self._await_all()
-        if any(p.requires_grad and not self._knows(p) and p.numel() for p in self._parameters()):
-            self._rebuild()  # unfrozen since
-        self._read_changed()
+        self._sync()
         for managed in self._managed:
             if managed.parameter.grad is not None:  # assigned by hand, from before the optimizer, or of DDP
                 self._take(managed)
@@ -187,13 +196,14 @@ class EngineParameters:
         if managed.parameter.is_cuda and torch.cuda.is_current_stream_capturing():
             raise errors.UserError("a CUDA graph captures backward(), whose gradients this optimizer takes: capture "
                                    "the forward pass alone")
-        if sharding.is_spread(managed.parameter) or not sharding.are_added_up_later():
-            self._take(managed)
+        if _can_be_followed(managed) and (sharding.are_added_up_later() or managed.has_moved()):
+            return  # until step()
+        self._take(managed)
 
     def _take(self, managed):
         """Takes the gradient out of param.grad, whose memory may be used anew in the current stream's order."""
         parameter, gradient = managed.parameter, sharding.gradient_of(managed.parameter, managed.name)
-        managed.check()
+        managed.check_place("it is spread over processes")
         if gradient.is_sparse:
             raise errors.UserError(f"{managed.name} has a sparse gradient: make its module with sparse=False")
         if gradient.dtype != managed.dtype or gradient.stride() != managed.values.stride():
@@ -238,7 +248,7 @@ class EngineParameters:
 
     def _read_gradient(self, index):
         dtype = torch.bfloat16 if self._engine.has_bf16_gradients() else torch.float32
-        gradient = torch.empty_like(self._managed[index].parameter, dtype=dtype, requires_grad=False)
+        gradient = self._managed[index].empty(dtype, self._device)
         with self._on_stream():
             self._engine.read_gradient(index, sharding.local_of(gradient).data_ptr())
         return gradient
@@ -247,10 +257,12 @@ class EngineParameters:
 
     def require(self, index):
         """For awaited.Awaited: the new value of a parameter, by its index, and of others, whose indices it returns."""
-        with self._on_stream():
-            self._engine.require(index)
         unit = self._managed[index].unit
         met = [i for i, managed in enumerate(self._managed) if managed.unit == unit]
+        for managed in map(self._managed.__getitem__, met):
+            managed.check_place("its new value was not there yet")
+        with self._on_stream():
+            self._engine.require(index)
         self._mark_changed(met)
         return met
 
@@ -290,7 +302,7 @@ class EngineParameters:
     # ---- State ----
 
     def _read(self, array, index):
-        values = parameters.host_like(self._managed[index].parameter)
+        values = self._managed[index].empty(torch.float32, "cpu")
         with self._on_stream():
             self._engine.read(array, index, sharding.local_of(values).data_ptr())
         return values
@@ -342,6 +354,11 @@ class EngineParameters:
                 )
             self._write(array, index, parameters.master_of(managed.values, values) if array == MASTER else values)
         self._engine.set_updates(index, int(state["step"]))
+
+
+def _can_be_followed(managed):
+    """Whether the parameter may move. Where it is a shard, other processes would have to know of it."""
+    return not sharding.is_spread(managed.parameter)
 
 
 class _NoEngine:

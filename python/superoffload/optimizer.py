@@ -218,8 +218,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
 
         The tensors are in host memory.
         """
-        self._await_all()
-        self._read_changed()
+        self._sync()
         try:
             self.state.update(self._states())
             return super().state_dict()

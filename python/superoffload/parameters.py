@@ -23,6 +23,9 @@ class Managed:
         self.parameter, self.group, self.name, self.position = parameter, group, name, position
         self.values = sharding.local_of(parameter)
         self.address, self.dtype = self.values.data_ptr(), self.values.dtype
+        self.shape, self.stride = self.values.shape, self.values.stride()
+        # Held, so that the engine, which has the address, never writes into memory that is another's by now.
+        self.storage = self.values.untyped_storage()
         self.handle, self.unit = None, None
         self.is_late = False  # a table, whose update may come last, but for the rows that are looked up
         self.note_version()
@@ -38,13 +41,32 @@ class Managed:
         """Whether somebody has written values since note_version()."""
         return self._versions() != self._noted
 
-    def check(self):
+    def has_moved(self):
+        """Whether the values lie elsewhere than the engine knows, as after model.to() or with another param.data."""
         values = sharding.local_of(self.parameter)
-        if values.data_ptr() != self.address or values.dtype != self.dtype:
+        return values.data_ptr() != self.address or values.dtype != self.dtype or values.stride() != self.stride
+
+    def check_place(self, reason):
+        """For where a move cannot be followed."""
+        if self.has_moved():
             raise errors.UserError(
-                f"{self.name} lies in other memory than when the optimizer was made: make the optimizer after "
-                "model.to(...), and write values in place (param.copy_) instead of replacing param.data"
+                f"{self.name} lies in other memory than when the optimizer was made, and {reason}: make the optimizer "
+                "after model.to(...), and write values in place (param.copy_) instead of replacing param.data"
             )
+
+    def check_move(self):
+        """That state of the parameter fits it where it is now."""
+        if self.values.dtype != self.dtype or self.values.shape != self.shape:
+            raise errors.UserError(
+                f"{self.name} was {self.dtype} of shape {tuple(self.shape)} when its state was made, and is "
+                f"{self.values.dtype} of shape {tuple(self.values.shape)}: make another optimizer for it"
+            )
+
+    def empty(self, dtype, device):
+        """A tensor laid out as the values that the engine has, and spread over processes as the parameter."""
+        if sharding.is_spread(self.parameter):
+            return torch.empty_like(self.parameter, dtype=dtype, device=device, requires_grad=False)
+        return torch.empty_strided(self.shape, self.stride, dtype=dtype, device=device)
 
 
 class Absent:
@@ -77,6 +99,8 @@ def check_parameters(managed, optimizer):
             raise errors.UserError(f"{m.name} is {m.dtype}: parameters are to be torch.float32 or torch.bfloat16")
         if not m.parameter.is_leaf:
             raise errors.UserError(f"{m.name} is computed from other tensors: give the tensors that are trained")
+        if p.untyped_storage().nbytes() < p.numel() * p.element_size():
+            raise errors.UserError(f"{m.name} has no memory: make the optimizer when its values are there")
         if not is_dense(p):
             raise errors.UserError(f"{m.name} has gaps or repeats in memory: make it contiguous before the optimizer")
         other = owner_of(m.parameter)

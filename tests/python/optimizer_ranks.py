@@ -153,6 +153,28 @@ def replicated(mesh):
         assert all(same_bits(every[0], one) for one in every)
 
 
+def moved_before_it_is_replicated(mesh):
+    """As Accelerate prepares a model, on the CPU too, where a device with an index makes copies."""
+    ours, theirs = network(None), network(None)
+    mine, other = superoffload.AdamW(groups_of(ours), lr=1e-3), torch.optim.AdamW(groups_of(theirs), lr=1e-3)
+    former = [p.detach() for p in ours.parameters()]
+    ours, theirs = (m.to(torch.device("cpu", 0) if DEVICE.type == "cpu" else DEVICE) for m in (ours, theirs))
+    if DEVICE.type == "cpu":
+        assert all(p.data_ptr() != q.data_ptr() for p, q in zip(ours.parameters(), former))
+    before = [p.clone() for p in former]
+    ours, theirs = (nn.parallel.DistributedDataParallel(model) for model in (ours, theirs))
+    mine.load_state_dict(mine.state_dict())
+    for step in range(3):
+        for model, optimizer in ((ours, mine), (theirs, other)):
+            backward(model, seed_of(step))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert difference(ours, theirs) < (step + 1) * STEP
+    if DEVICE.type == "cpu":
+        assert all(map(torch.equal, before, former))  # that memory may be others' by now
+    del ours, theirs, mine
+
+
 def refusals(mesh):
     def refused(parameters, text):
         try:
@@ -184,7 +206,14 @@ def main():
     backends = "cpu:gloo,cuda:nccl" if DEVICE.type == "cuda" else "gloo"
     distributed.init_process_group(backends, init_method=f"file://{file}", rank=rank, world_size=processes)
     mesh = init_device_mesh(DEVICE.type, (processes,))
-    for case in (sharded_against_torch, no_order_changes_a_bit, checkpoints_are_torchs, replicated, refusals):
+    for case in (
+        sharded_against_torch,
+        no_order_changes_a_bit,
+        checkpoints_are_torchs,
+        replicated,
+        moved_before_it_is_replicated,
+        refusals,
+    ):
         try:
             case(mesh)
         except BaseException:

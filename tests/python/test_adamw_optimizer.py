@@ -175,6 +175,40 @@ class AgainstTorch(unittest.TestCase):
         for mine_state, state in zip(mine.state_dict()["state"].values(), other.state_dict()["state"].values()):
             self.assertLess((mine_state["exp_avg"] - state["exp_avg"].cpu()).abs().max().item(), 1e-6)
 
+    def test_parameters_that_move(self):
+        def to_other_memory(model):
+            for p in model.parameters():
+                p.data = p.detach().clone()
+
+        def to_another_layout(model):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.data = (p * 0.5).t().contiguous().t() if p.dim() == 2 else p * 0.5
+
+        for dtype, tolerance in ((torch.float32, STEP), (torch.bfloat16, 0.02)):
+            for move in (to_other_memory, to_another_layout):
+                model, twin = network(dtype), network(dtype)
+                mine = superoffload.AdamW(model.parameters(), lr=1e-2)
+                other = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+                kept = [p.detach() for p in model.parameters()]  # the former memory, which is nobody's to write
+                for step in range(4):
+                    for m in (model, twin):
+                        backward(m, step, 0.5)
+                        if step != 1:
+                            move(m)
+                        if step == 2:
+                            m[0].weight.data.mul_(0.5)
+                        backward(m, step + 10, 0.5)
+                    if step == 0:
+                        before = [p.clone() for p in kept]
+                    for optimizer in (mine, other):
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    self.assertLess(difference(model, twin), (step + 1) * tolerance, (dtype, move, step))
+                    self.assertTrue(all(map(torch.equal, kept, before)))
+                move(model)
+                self.assertEqual(mine.state_dict()["state"][0]["step"], 4)
+
     def test_added_groups_and_closures(self):
         ours, theirs = network(), network()
         mine = superoffload.AdamW(ours[:3].parameters(), lr=1e-3)

@@ -96,17 +96,25 @@ class Misuse(unittest.TestCase):
         with self.refused("without a gradient"):
             optimizer.step()
 
-    def test_parameters_that_move(self):
-        for move in (
-            lambda model: model.to(torch.bfloat16),
-            lambda model: setattr(model[0].weight, "data", model[0].weight.detach().clone()),
+    def test_parameters_that_are_replaced_by_others(self):
+        for replace, text in (
+            (lambda p: p.to(torch.bfloat16), "was torch.float32 of shape .* when its state was made, and is torch.bf"),
+            (lambda p: p.detach().repeat(2, 1), "when its state was made, and is torch.float32 of shape"),
         ):
             model = network()
             optimizer = superoffload.AdamW(model.parameters())
-            move(model)
-            with self.refused("lies in other memory than when the optimizer was made"):
-                backward(model, 0)
-                optimizer.step()
+            backward(model, 0)
+            optimizer.step()
+            values = replace(model[0].weight)
+            model[0].weight.data = values
+            with self.refused(text):
+                optimizer.state_dict()
+
+    def test_parameters_without_memory(self):
+        model = network()
+        model[2].weight.untyped_storage().resize_(0)
+        with self.refused("2.weight has no memory"):
+            superoffload.AdamW(model.named_parameters())
 
     def test_parameters_of_several_devices(self):
         managed = [parameters_module.Managed(p, 0, name, 0) for name, p in network().named_parameters()]
