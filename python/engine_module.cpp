@@ -154,6 +154,8 @@ NB_MODULE(_engine, module) {
   });
   nb::class_<TensorOptimizer>(module, "TensorOptimizer")
       .def("__init__", &so::make, nb::arg("tensors"), nb::arg("settings"))
+      // Never destroys it: in a forked process its threads are missing.
+      .def("leak", [](const nb::handle self) { self.inc_ref(); })
       // From here on the caller's work is on this cudaStream_t.
       .def(
           "use_stream", [](TensorOptimizer& self, std::uintptr_t handle) { self.use(reinterpret_cast<void*>(handle)); },
@@ -229,7 +231,7 @@ NB_MODULE(_engine, module) {
           },
           release())
       .def("updates", &TensorOptimizer::updates)
-      .def("set_updates", &TensorOptimizer::set_updates)
+      .def("set_updates", &TensorOptimizer::set_updates, release())
       // array: 0 master weights, 1 and 2 the moments; address: of fp32.
       .def(
           "read",

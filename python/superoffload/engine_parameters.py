@@ -8,14 +8,15 @@ import weakref
 
 import torch
 
-from superoffload import _engine, awaited, errors, groups, memory, parameters, sharding, tables
+from superoffload import _engine, awaited, errors, forks, groups, memory, parameters, sharding, tables
+from superoffload.engine_state import MASTER, EngineState
+from superoffload.state import State
 
-MASTER, EXP_AVG, EXP_AVG_SQ = range(3)
 # After these PyTorch has reserved what a step takes.
 _STEPS_BEFORE_SPLIT = 3
 
 
-class EngineParameters:
+class EngineParameters(EngineState):
     """What superoffload.AdamW has beside torch.optim.Optimizer, whose param_groups it reads."""
 
     def _begin(self, settings, *, max_grad_norm, under_forward, offload_ratio, device_memory):
@@ -28,12 +29,21 @@ class EngineParameters:
         self._awaited = None  # awaited.Awaited, if step() need not wait for all new values
         self._device, self._device_units = torch.device("cpu"), 0
         self._engine = None
+        self._built_of = None  # _structure() that the engine was made of
+        self._state = State(self)
         self._peers = None  # sharding.Peers, if other processes have shards of the same parameters
         self._managed, self._index = [], {}  # of parameters.Managed, in the engine's order; and by id of the parameter
         self._absent = {}  # by id, parameters.Absent: of which other processes have all
+        forks.watch(self)
 
-    def _parameters(self):
-        return itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+    def _structure(self):
+        return [tuple(map(id, group["params"])) for group in self.param_groups]
+
+    def leave_to_parent(self):
+        """For forks: in a child."""
+        engine, self._engine, self._awaited = self._engine, forks.Left(), None
+        self._release()
+        return engine
 
     @contextlib.contextmanager
     def _on_stream(self):
@@ -53,7 +63,7 @@ class EngineParameters:
             (_name_of(group, number, position), parameter, number)
             for number, group in enumerate(self.param_groups)
             for position, parameter in enumerate(group["params"])
-            if parameter.requires_grad and parameter.numel() > 0
+            if parameters.is_trained(parameter)
         ]
         peers = sharding.peers_of([(name, parameter) for name, parameter, _ in named])
         managed = [
@@ -63,6 +73,7 @@ class EngineParameters:
         ]
         parameters.check_parameters(managed, self)
         self._release()
+        self._built_of = self._structure()
         self._engine = _NoEngine()  # before there is another one, since memory may not do for two
         self._managed, self._peers = managed, peers
         self._index = {id(m.parameter): index for index, m in enumerate(managed)}
@@ -77,7 +88,8 @@ class EngineParameters:
             if id(m.parameter) in states:
                 self._write_state(index, states[id(m.parameter)])
             parameters.owners[id(m.parameter)] = reference
-            m.handle = m.parameter.register_post_accumulate_grad_hook(_hook_of(reference))
+            if m.parameter.requires_grad:
+                m.handle = m.parameter.register_post_accumulate_grad_hook(_hook_of(reference))
         for key in self._absent.keys() & states.keys():
             self._absent[key].updates = int(states[key]["step"])
         if states:
@@ -132,51 +144,59 @@ class EngineParameters:
         back to param.grad.
         """
         self._await_all()
-        states, gradients = {}, []
+        states, gradients = [], []
         for index, managed in enumerate(self._managed):
-            if self._engine.updates(index) > 0:
+            if self._engine.updates(index) > 0 and not self._state.has_copy(managed.parameter):
                 managed.check_move()
-                states[id(managed.parameter)] = self._read_state(index)
+                states.append((managed.parameter, self._state.copy_of(managed.parameter)))
             if self._engine.has_gradient(index):
                 gradients.append((managed.parameter, self._read_gradient(index)))
-        for key, absent in self._absent.items():
-            states[key] = self._absent_state(absent)
+        for absent in self._absent.values():
+            if absent.updates > 0 and not self._state.has_copy(absent.parameter):
+                states.append((absent.parameter, self._state.copy_of(absent.parameter)))
             if absent.has_gradient:
                 gradients.append((absent.parameter, torch.zeros_like(absent.parameter)))
-        self._build(states)
+        self._build({id(parameter): state for parameter, state in states})
+        self._state.begin_anew()
+        for parameter, state in states:
+            if not self.knows(parameter):  # frozen, or in no group any more
+                self._state.keep(parameter, state)
         for parameter, gradient in gradients:
             gradient = gradient.to(parameter.device, parameter.dtype)
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def _release(self):
         for managed in self._managed:
-            managed.handle.remove()
+            if managed.handle is not None:
+                managed.handle.remove()
             parameters.owners.pop(id(managed.parameter), None)
         self._managed = []
 
-    def _knows(self, parameter):
-        return id(parameter) in self._index or id(parameter) in self._absent
 
     def _is_new(self):
-        return not self._engine.has_gradients() and not self._has_state()
-
-    def _has_state(self):
-        return any(self._engine.updates(index) > 0 for index in range(len(self._managed))) or any(
-            absent.updates > 0 for absent in self._absent.values()
-        )
+        return not self._engine.has_gradients() and not self._state
 
     # ---- Gradients ----
 
     def _sync(self):
         """The engine has the parameters that there are, where they are, and their values."""
         self._await_all()
-        unfrozen = any(p.requires_grad and not self._knows(p) and p.numel() for p in self._parameters())
-        if unfrozen or any(_can_be_followed(managed) and managed.has_moved() for managed in self._managed):
+        groups.check_lists(self.param_groups)
+        if (
+            self._built_of != self._structure()
+            or any(parameters.is_trained(p) and not self.knows(p) for p in self.all_parameters())  # unfrozen since
+            or any(parameters.can_be_followed(managed) and managed.has_moved() for managed in self._managed)
+        ):
             self._rebuild()
         self._read_changed()
+        if self._state.write(self._name):
+            with self._on_stream():
+                self._engine.upload()
 
     def _collect(self):
         """All gradients since the last step are the engine's, and all parameters that have one."""
+        for group in self.param_groups:
+            groups.check_group(group, self._settings["bf16_moments"])
         self._sync()
         for managed in self._managed:
             if managed.parameter.grad is not None:  # assigned by hand, from before the optimizer, or of DDP
@@ -196,7 +216,7 @@ class EngineParameters:
         if managed.parameter.is_cuda and torch.cuda.is_current_stream_capturing():
             raise errors.UserError("a CUDA graph captures backward(), whose gradients this optimizer takes: capture "
                                    "the forward pass alone")
-        if _can_be_followed(managed) and (sharding.are_added_up_later() or managed.has_moved()):
+        if parameters.can_be_followed(managed) and (sharding.are_added_up_later() or managed.has_moved()):
             return  # until step()
         self._take(managed)
 
@@ -215,7 +235,8 @@ class EngineParameters:
         with self._on_stream():
             if gradient.is_cuda:  # it may have been computed on another stream
                 gradient.record_stream(torch.cuda.current_stream())
-            if self._engine.add_gradient(index, gradient.data_ptr(), managed.dtype == torch.bfloat16):
+            may_forecast = self._engine.add_gradient(index, gradient.data_ptr(), managed.dtype == torch.bfloat16)
+            if may_forecast and self._built_of == self._structure():
                 self._engine.forecast(groups.updates_of(self.param_groups))
 
     def _statistics(self):
@@ -257,10 +278,12 @@ class EngineParameters:
 
     def require(self, index):
         """For awaited.Awaited: the new value of a parameter, by its index, and of others, whose indices it returns."""
+        self._engine.has_gradients()  # refused in a forked process
         unit = self._managed[index].unit
         met = [i for i, managed in enumerate(self._managed) if managed.unit == unit]
-        for managed in map(self._managed.__getitem__, met):
-            managed.check_place("its new value was not there yet")
+        with torch._C.DisableTorchFunction():  # to ask for its address is no read
+            for managed in map(self._managed.__getitem__, met):
+                managed.check_place("its new value was not there yet")
         with self._on_stream():
             self._engine.require(index)
         self._mark_changed(met)
@@ -279,6 +302,7 @@ class EngineParameters:
         return None
 
     def _await_all(self):
+        self._engine.has_gradients()  # refused in a forked process
         if self._awaited is not None:
             self._awaited.finish(self)
 
@@ -298,67 +322,6 @@ class EngineParameters:
         for managed in map(self._managed.__getitem__, indices):
             torch.autograd.graph.increment_version(managed.values)
             managed.note_version()
-
-    # ---- State ----
-
-    def _read(self, array, index):
-        values = self._managed[index].empty(torch.float32, "cpu")
-        with self._on_stream():
-            self._engine.read(array, index, sharding.local_of(values).data_ptr())
-        return values
-
-    def _read_state(self, index):
-        """The state of a parameter, as in a state_dict."""
-        state = {
-            "step": torch.tensor(float(self._engine.updates(index))),
-            "exp_avg": self._read(EXP_AVG, index),
-            "exp_avg_sq": self._read(EXP_AVG_SQ, index),
-        }
-        if self._managed[index].dtype == torch.bfloat16:
-            state["master"] = self._read(MASTER, index)
-        return state
-
-    def _absent_state(self, absent):
-        values = parameters.host_like(absent.parameter)
-        state = {"step": torch.tensor(float(absent.updates)), "exp_avg": values, "exp_avg_sq": values}
-        return state | ({"master": values} if absent.parameter.dtype == torch.bfloat16 else {})
-
-    def _states(self):
-        """By parameter, of those that have been updated; in the same order on all processes."""
-        states = {}
-        for p in self._parameters():
-            if id(p) in self._absent and self._absent[id(p)].updates > 0:
-                states[p] = self._absent_state(self._absent[id(p)])
-            elif id(p) in self._index and self._engine.updates(self._index[id(p)]) > 0:
-                states[p] = self._read_state(self._index[id(p)])
-        return states
-
-    def _write(self, array, index, values):
-        held = parameters.host_like(self._managed[index].values).copy_(values.detach())
-        with self._on_stream():
-            self._engine.write(array, index, held.data_ptr())
-
-    def _write_state(self, index, state):
-        managed = self._managed[index]
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            if key not in state:
-                raise errors.UserError(f"the state of {managed.name} has no {key!r}: it is no state of an AdamW")
-        for array, key in ((EXP_AVG, "exp_avg"), (EXP_AVG_SQ, "exp_avg_sq"), (MASTER, "master")):
-            if key not in state:
-                continue
-            values = sharding.local_values(state[key], managed.parameter)
-            if values is None:
-                raise errors.UserError(
-                    f"the state of {managed.name} has shape {tuple(state[key].shape)}, and the parameter "
-                    f"{tuple(managed.parameter.shape)}: it is another model's"
-                )
-            self._write(array, index, parameters.master_of(managed.values, values) if array == MASTER else values)
-        self._engine.set_updates(index, int(state["step"]))
-
-
-def _can_be_followed(managed):
-    """Whether the parameter may move. Where it is a shard, other processes would have to know of it."""
-    return not sharding.is_spread(managed.parameter)
 
 
 class _NoEngine:
@@ -381,8 +344,8 @@ class _NoEngine:
 
 
 def _name_of(group, number, position):
-    names = group.get("param_names")  # of named_parameters()
-    return names[position] if names else f"parameter {position} of group {number}"
+    names = group.get("param_names") or []  # of named_parameters(); of others if somebody has edited the list
+    return names[position] if len(names) == len(group["params"]) else f"parameter {position} of group {number}"
 
 
 def _hook_of(reference):

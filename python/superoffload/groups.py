@@ -36,6 +36,22 @@ def check_settings(state_dtype, threads, offload_ratio, device_memory):
         )
 
 
+def check_lists(groups):
+    """That parameters can be counted on to be the same when they are asked for again."""
+    for number, group in enumerate(groups):
+        if not isinstance(group["params"], (list, tuple)) or not all(isinstance(p, torch.Tensor) for p in group["params"]):
+            raise errors.UserError(f'"params" of group {number} are no list of tensors: give one')
+
+
+def complete(group, defaults):
+    """Settings that older versions of torch's AdamW have not saved."""
+    for name in ("lr", "betas", "eps", "weight_decay"):
+        if name not in group:
+            raise errors.UserError(f"a parameter group has no {name!r}: it is none of an AdamW")
+    for name in defaults:
+        group.setdefault(name, defaults[name])
+
+
 def check_group(group, bf16_moments):
     for name, value in _ONLY.items():
         if group.get(name, value) != value:

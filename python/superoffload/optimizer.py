@@ -3,14 +3,16 @@
 Gradients leave as they are accumulated, and AdamW begins with them before the gradient norm is known; the step is what
 it would be without that, to the bit. docs/pytorch.md explains it.
 """
+import contextlib
+import copy
 import itertools
 import warnings
-import weakref
 
 import torch
 
 from superoffload import _engine, clipping, errors, groups, parameters
 from superoffload.engine_parameters import EngineParameters
+from superoffload.state import check
 
 
 class AdamW(EngineParameters, torch.optim.Optimizer):
@@ -85,7 +87,6 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
                 "groups with TrainingArguments(weight_decay=...), which is 0 by default.",
                 stacklevel=2,
             )
-        self.state = _State(self)
         self._build({})
         clipping.install(parameters.owner_of)
 
@@ -133,6 +134,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
             self.skipped_steps += 1
             name = self._peers.names[bad] if self._peers is not None else self._managed[bad].name
             warnings.warn(f"step skipped: a gradient of {name} is Inf or NaN", stacklevel=3)
+        self._state.renew()
         self._split_state()
         return loss
 
@@ -183,7 +185,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
                     "make an optimizer for those that are clipped together"
                 )
         for p in parameters:
-            if p.grad is not None and not self._knows(p):
+            if p.grad is not None and not self.knows(p):
                 raise errors.UserError(
                     "clip_grad_norm_ of parameters of a superoffload.AdamW and of others: call it for each by itself"
                 )
@@ -213,47 +215,77 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
 
     # ---- State, as torch.optim.AdamW has it ----
 
+    @property
+    def state(self):
+        """A dict of the parameters' states. Who holds one over a step has that step wait for the new one."""
+        return self._state
+
+    @state.setter
+    def state(self, value):
+        if value is not self._state and self._engine is not None:  # torch's constructor sets it, too
+            value = dict(value)
+            self._state.clear()
+            self._state.update(value)
+
     def state_dict(self):
         """As of torch.optim.AdamW: "step", "exp_avg", "exp_avg_sq" by parameter, in fp32; for bf16 also "master".
 
-        The tensors are in host memory.
+        The tensors are copies in host memory.
         """
-        self._sync()
-        try:
-            self.state.update(self._states())
-            return super().state_dict()
-        finally:
-            self.state.clear()
+        def begin(_):
+            self._sync()
+            if self._state.orphans():
+                raise errors.UserError(
+                    "optimizer.state has the state of a parameter that is in no group: put it back into one, or take "
+                    "its state away (del optimizer.state[parameter])"
+                )
+            self._state.give_copies(True)
+
+        def end(_, __):
+            self._state.give_copies(False)
+
+        with contextlib.ExitStack() as hooks:
+            hooks.callback(self.register_state_dict_pre_hook(begin).remove)  # the last of them
+            hooks.callback(self.register_state_dict_post_hook(end, prepend=True).remove)
+            try:
+                return super().state_dict()
+            finally:
+                self._state.give_copies(False)
 
     def load_state_dict(self, state_dict):
         """Takes a state of this optimizer's or of torch.optim.AdamW's. Load the model's weights before."""
-        self._await_all()
-        saved = list(itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"]))
-        previous = [dict(group) for group in self.param_groups]
-        super().load_state_dict({**state_dict, "state": {}})
-        self.state = _State(self)
+        def begin(_, loaded):
+            self._loaded = loaded
+            return {**loaded, "state": {}}  # torch would round states to the parameters' dtype
+
+        hook = self.register_load_state_dict_pre_hook(begin)  # the last of them
         try:
-            for group in self.param_groups:
-                groups.check_group(group, self._settings["bf16_moments"])
-        except errors.UserError:
-            for group, before in zip(self.param_groups, previous):
-                group.clear()
-                group.update(before)
-            raise
-        by_parameter = dict(zip(saved, self._parameters()))
-        states = {id(by_parameter[key]): value for key, value in state_dict["state"].items() if key in by_parameter}
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+            self._loaded = None
+
+    def __setstate__(self, state):
+        """Where load_state_dict() has looked at everything, before its hooks for afterwards."""
+        for group in state["param_groups"]:
+            groups.complete(group, self.defaults)
+            groups.check_group(group, self._settings["bf16_moments"])
+        keys = itertools.chain.from_iterable(group["params"] for group in self._loaded["param_groups"])
+        by_key = dict(zip(keys, self.all_parameters()))
+        states = [(by_key.get(key, key), value) for key, value in self._loaded["state"].items()]
+        for key, value in states:
+            if isinstance(key, torch.Tensor):
+                check(self._name(key), key, value)
+        self.param_groups = state["param_groups"]
         if not states and self._is_new():
             return  # as trainers do that move an optimizer's state to its device
-        self._build(states)
-
-
-class _State(dict):
-    """AdamW.state: state_dict() fills it for a moment, but it is true where there is a state, as DCP asks."""
-
-    def __init__(self, optimizer):
-        super().__init__()
-        self._optimizer = weakref.ref(optimizer)
-
-    def __bool__(self):
-        optimizer = self._optimizer()
-        return optimizer is not None and optimizer._has_state()
+        self._state.clear()
+        self._sync()
+        self._state.forget()
+        for key, value in states:
+            if isinstance(key, torch.Tensor) and self.knows(key) and float(value.get("step", 0)) > 0:
+                self._state.put(key, value)
+            else:
+                self._state[key] = copy.deepcopy(value)
+        with self._on_stream():
+            self._engine.upload()

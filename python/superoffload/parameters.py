@@ -113,6 +113,15 @@ def check_parameters(managed, optimizer):
             raise errors.UserError(f"{first} and {second} share memory: tie weights by one and the same Parameter")
 
 
+def is_trained(parameter):
+    return parameter.numel() > 0 and (parameter.requires_grad or parameter.grad is not None)
+
+
+def can_be_followed(managed):
+    """Whether the parameter may move. Where it is a shard, other processes would have to know of it."""
+    return not sharding.is_spread(managed.parameter)
+
+
 def owner_of(parameter):
     """The optimizer that manages the parameter; None: there is none."""
     optimizer = owners.get(id(parameter), lambda: None)()

@@ -38,12 +38,7 @@ def gradient_of(parameter, name):
 
 
 def local_values(values, parameter):
-    """The part of `values`, a state of the whole parameter's shape, that belongs to this process's shard.
-
-    None: they are of another shape.
-    """
-    if values.shape != parameter.shape:
-        return None
+    """The part of `values`, a state of the whole parameter's shape, that belongs to this process's shard."""
     if not is_spread(parameter):
         return values
     if is_spread(values):

@@ -346,6 +346,11 @@ void TensorOptimizer::write(StateArray array, int tensor, std::span<const float>
   });
 }
 
+void TensorOptimizer::set_updates(int tensor, std::int64_t updates) {
+  reopen();
+  updates_[static_cast<std::size_t>(tensor)] = updates;
+}
+
 void TensorOptimizer::upload() {
   reopen();
   engine_->upload_weights(*stream_);

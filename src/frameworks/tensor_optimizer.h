@@ -143,7 +143,7 @@ class TensorOptimizer {
   // Optimizer state of a tensor after the last step, in fp32. Where it is written, upload() ends the writing.
   void read(StateArray array, int tensor, std::span<float> to);
   void write(StateArray array, int tensor, std::span<const float> from);
-  void set_updates(int tensor, std::int64_t updates) { updates_[static_cast<std::size_t>(tensor)] = updates; }
+  void set_updates(int tensor, std::int64_t updates);
   void upload();
 
   EngineCounters counters() const { return engine_->counters(); }
