@@ -12,7 +12,10 @@ _ONLY = {"amsgrad": False, "maximize": False, "differentiable": False, "decouple
 
 def defaults(**settings):
     """Those of a group, with all the keys of torch.optim.AdamW's, so that tools for its states take these."""
-    return torch.optim.AdamW([torch.zeros(1)]).defaults | settings
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "betas" in given:
+        given["betas"] = tuple(given["betas"])
+    return torch.optim.AdamW([torch.zeros(1)]).defaults | given
 
 
 def check_max_grad_norm(value):

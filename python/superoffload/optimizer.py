@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from superoffload import _engine, clipping, errors, groups, parameters
+from superoffload import _engine, clipping, errors, groups, parameters, trainer
 from superoffload.engine_parameters import EngineParameters
 from superoffload.state import check
 
@@ -21,6 +21,8 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
     The parameters are on one device, the CPU or a GPU; the optimizer state is in host memory, and the CPU updates it.
 
     params: tensors or parameter groups, as for any optimizer; groups may have their own lr, betas, eps, weight_decay.
+    lr, betas, eps, weight_decay: torch.optim.AdamW's if they are not given; where a transformers.Trainer makes the
+    optimizer, those of its TrainingArguments.
     max_grad_norm: the norm of all gradients together is clipped to it, as by clip_grad_norm_; 0: no clipping.
     state_dtype: of the moments, torch.float32 or torch.bfloat16, which needs a second beta of at most 0.996. bf16
     parameters have fp32 master weights beside them in any case.
@@ -49,9 +51,9 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
     def __init__(
         self,
         params,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
+        lr=None,
+        betas=None,
+        eps=None,
         weight_decay=None,
         *,
         max_grad_norm=0.0,
@@ -79,8 +81,9 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
             offload_ratio=offload_ratio,
             device_memory=device_memory,
         )
-        default = 1e-2 if weight_decay is None else weight_decay
-        super().__init__(params, groups.defaults(lr=lr, betas=tuple(betas), eps=eps, weight_decay=default))
+        given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        trainer.complete(type(self), given)
+        super().__init__(params, groups.defaults(**given))
         if weight_decay is not None and all(group["weight_decay"] != weight_decay for group in self.param_groups):
             warnings.warn(
                 f"weight_decay={weight_decay} has no effect, since every parameter group has its own. A Trainer makes "

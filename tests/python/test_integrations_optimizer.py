@@ -162,7 +162,7 @@ class TransformersTrainer(unittest.TestCase):
     def setUp(self):
         silenced(self)
 
-    def trainer(self, folder, optimizer, cls=None, **more):
+    def trainer(self, folder, optimizer, cls=None, kwargs=None, **more):
         from transformers import Trainer, TrainingArguments
 
         settings = {"learning_rate": 1e-2, "max_steps": 6, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}
@@ -178,13 +178,42 @@ class TransformersTrainer(unittest.TestCase):
             seed=5,
             **settings,
         )
-        kwargs = {"lr": 1e-2}
-        return (cls or Trainer)(
-            model=language_model(),
-            args=arguments,
-            train_dataset=records(),
-            optimizer_cls_and_kwargs=(optimizer, kwargs),
-        )
+        if optimizer is not None:
+            more = {"optimizer_cls_and_kwargs": (optimizer, {"lr": 1e-2} if kwargs is None else kwargs)}
+        else:
+            more = {}
+        return (cls or Trainer)(model=language_model(), args=arguments, train_dataset=records(), **more)
+
+    def test_the_trainers_arguments_count(self):
+        """As for the Trainer's own AdamW."""
+        settings = {"learning_rate": 3e-3, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-5, "max_steps": 3}
+        with tempfile.TemporaryDirectory() as folder:
+            ours = self.trainer(folder, superoffload.AdamW, kwargs={}, **settings)
+            theirs = self.trainer(folder, None, optim="adamw_torch", **settings)
+            for run in (ours, theirs):
+                run.train()
+            self.assertLess(difference(ours.model, theirs.model), 3 * 3 * STEP)
+            for mine, other in zip(ours.optimizer.param_groups, theirs.optimizer.param_groups):
+                for name in ("initial_lr", "lr", "betas", "eps", "weight_decay"):
+                    self.assertEqual(mine[name], other[name], name)
+                self.assertEqual(len(mine["params"]), len(other["params"]))
+            # What the optimizer itself is given comes first, and is not told twice in silence.
+            for kwargs, told in (
+                ({"lr": 1e-2}, "TrainingArguments.learning_rate=0.003. has no effect"),
+                ({"lr": 3e-3, "betas": (0.8, 0.99)}, "TrainingArguments.adam_beta2=0.95. has no effect"),
+            ):
+                run = self.trainer(folder, superoffload.AdamW, kwargs=kwargs, **settings)
+                with self.assertWarnsRegex(UserWarning, told):
+                    run.create_optimizer()
+                self.assertEqual(run.optimizer.defaults["lr"], kwargs["lr"])
+                self.assertEqual(run.optimizer.defaults["eps"], 1e-5)
+            run = self.trainer(folder, superoffload.AdamW, kwargs={"lr": 1e-4}, max_steps=1, learning_rate=5e-5)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                run.create_optimizer()  # 5e-5 is what TrainingArguments have where nobody gives it
+            # Elsewhere they are torch's, also where a Trainer is about.
+            alone, torchs = (cls(language_model().parameters()) for cls in (superoffload.AdamW, torch.optim.AdamW))
+            self.assertEqual(alone.defaults, torchs.defaults)
 
     def test_it_trains_as_with_torch(self):
         for checkpointing in (False, True):
