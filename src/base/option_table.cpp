@@ -192,11 +192,11 @@ std::string to_json(OptionsView options) {
   return record.dump(2, ' ', false, json::error_handler_t::replace);
 }
 
-std::vector<std::string> result_differences(OptionsView options, std::string_view record, std::string_view where,
-                                            std::span<const std::string_view> more) {
+std::vector<OptionDifference> result_differences(OptionsView options, std::string_view record, std::string_view where,
+                                                 std::span<const std::string_view> more) {
   const json recorded = json::parse(record.begin(), record.end(), nullptr, /*allow_exceptions=*/false);
   if (!recorded.is_object()) fail("{}: the record of options is not a JSON object", where);
-  std::vector<std::string> differences;
+  std::vector<OptionDifference> differences;
   for (const OptionSpec& spec : options.rows().specs()) {
     if (!spec.changes_results && std::find(more.begin(), more.end(), spec.name) == more.end()) continue;
     const json now = json_of(options.get(spec));
@@ -204,8 +204,8 @@ std::vector<std::string> result_differences(OptionsView options, std::string_vie
     const json then = it == recorded.end() ? json_of(spec.default_value) : *it;
     if (then == now) continue;
     constexpr auto lenient = json::error_handler_t::replace;
-    differences.push_back(fmt::format("{}: {} recorded, {} now", spec.name, then.dump(-1, ' ', true, lenient),
-                                      now.dump(-1, ' ', true, lenient)));
+    differences.push_back({&spec, fmt::format("{}: {} recorded, {} now", spec.name, then.dump(-1, ' ', true, lenient),
+                                              now.dump(-1, ' ', true, lenient))});
   }
   return differences;
 }

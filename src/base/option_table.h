@@ -72,6 +72,7 @@ struct OptionSpec {
   bool is_required = false;
   bool is_file_only = false;     // set by the DeepSpeed file, not on the command line
   bool changes_results = false;  // a resumed run must have the same value
+  bool may_change = false;       // or another one from then on, where that is asked for by name
   bool may_be_unset = false;     // the member is a std::optional
   bool is_list = false;          // a text with commas between its items
 
@@ -146,6 +147,11 @@ struct OptionSpec {
   OptionSpec& affects_results() {
     changes_results = true;
     return *this;
+  }
+  // The same, but another value has a meaning from a resumed run's next step on.
+  OptionSpec& affects_later_steps() {
+    may_change = true;
+    return affects_results();
   }
 };
 
@@ -287,7 +293,7 @@ class OptionTable : public OptionRows {
     for (std::size_t i = specs_.size() - rows.specs().size(); i < specs_.size(); ++i) {
       if (!specs_[i].is_required) specs_[i].default_origin = origin;
       specs_[i].deepspeed_keys.clear();
-      specs_[i].changes_results = false;
+      specs_[i].changes_results = specs_[i].may_change = false;
     }
   }
 
@@ -372,11 +378,16 @@ std::string settings_log(OptionsView options, const OptionOrigins& origins);
 
 // The record for a checkpoint: one JSON object, name to value, every option of the table.
 std::string to_json(OptionsView options);
-// How the options that affect results differ from a record made by to_json, a line each: "lr: 1e-05 recorded, 2e-05
-// now". An option that the record does not have counts as its default. `more`: further options that affect them here.
-// Fails if `record` is not such an object; `where` names it.
-std::vector<std::string> result_differences(OptionsView options, std::string_view record, std::string_view where,
-                                            std::span<const std::string_view> more = {});
+// An option that is not as recorded, and how: "lr: 1e-05 recorded, 2e-05 now".
+struct OptionDifference {
+  const OptionSpec* spec;
+  std::string text;
+};
+// How the options that affect results differ from a record made by to_json. An option that the record does not have
+// counts as its default. `more`: further options that affect them here. Fails if `record` is not such an object;
+// `where` names it.
+std::vector<OptionDifference> result_differences(OptionsView options, std::string_view record, std::string_view where,
+                                                 std::span<const std::string_view> more = {});
 
 // An option and what stands behind it, "--lr X"; and what it means, with its range and default.
 std::string option_synopsis(const OptionSpec& spec);

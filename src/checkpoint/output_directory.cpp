@@ -114,18 +114,31 @@ OutputDirectory::OutputDirectory(const OutputOptions& options, const InputOption
 void OutputDirectory::require_same_run(const TrainerState& state, const TrainOptions& asked, std::uint64_t data_key,
                                        std::uint64_t evaluation_key) const {
   const std::string file = (checkpoint_->path / trainer_state_file).string();
-  TrainOptions same = with_recorded_ranks(asked, state.options, file);
+  TrainOptions same = with_recorded_split(asked, state.options, file);
   static_cast<LengthOptions&>(same) = recorded_length(asked, state.options);
   // When there are evaluations decides which is the best.
   std::vector<std::string_view> evaluations;
   if (asked.looks_for_best()) evaluations = {"eval_strategy", "eval_steps"};
   const auto differences = result_differences(train_option_table().view(same), state.options, file, evaluations);
-  if (!differences.empty()) {
-    std::string all;
-    for (const std::string& difference : differences) all += (all.empty() ? "" : "; ") + difference;
-    fail("{} is of a run with other settings: {}; give the recorded values, or start a new run in another --output_dir",
-         file, all);
+  std::string changed, refused, names;
+  bool all_may_change = true;
+  for (const OptionDifference& difference : differences) {
+    std::string& texts = may_change(asked, difference.spec->name) ? changed : refused;
+    texts += (texts.empty() ? "" : "; ") + difference.text;
+    if (&texts == &changed) continue;
+    names += (names.empty() ? "" : ",") + difference.spec->name;
+    all_may_change = all_may_change && difference.spec->may_change;
   }
+  const std::string checkpoint = printable_path(checkpoint_->path);
+  if (!refused.empty())
+    fail(
+        "{} is of a run with other settings: {}; give the recorded values, {}or begin anew from its weights with --model "
+        "{} and another --output_dir",
+        file, refused, all_may_change ? fmt::format("allow others from here on with --allow_changed {}, ", names) : "",
+        checkpoint);
+  if (!changed.empty()) log_info("from step {} on other settings, as --allow_changed has it: {}", state.step, changed);
+  if (asked.batch_size != same.batch_size)
+    log_info("from step {} on a micro-batch has {} rows, not {}", state.step, asked.batch_size, same.batch_size);
   if (state.data_key != data_key)
     fail("{} is of a run on other data: {} or the tokenizer has changed since; start a new run in another --output_dir",
          file, inputs_.data);

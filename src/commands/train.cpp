@@ -296,7 +296,7 @@ void log_plan(AskedRun& run, const TrainingPlan& plan, const PlanningMachine& ma
 }
 
 int end_dry_run(const TrainOptions& options, const ResumePoint& from, const RunLength& length) {
-  if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
+  if (length.changed_from) log_info("{}", length.change_text(options.lr_scheduler));
   if (from.checkpoint) log_info("would go on from {} at step {}", from.checkpoint->path.string(), from.step());
   log_info("dry run: it fits; nothing was trained");
   return exit_ok;
@@ -306,7 +306,7 @@ void begin(Trainer& trainer, const TrainOptions& options, const ResumePoint& fro
   if (!from.checkpoint) return trainer.start();
   trainer.resume(from.checkpoint->path, *from.state);
   log_info("resumed from {} at step {}", from.checkpoint->path.string(), from.step());
-  if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
+  if (length.changed_from) log_info("{}", length.change_text(options.lr_scheduler));
 }
 
 // Logs what the run's steps say of the machine's rates, and keeps it for the next plan. Ranks share a host, whose rates

@@ -175,7 +175,7 @@ OptionTable<RowOptions> make_rows() {
       .at_most(1e6)
       .default_from(recipe)
       .deepspeed("train_micro_batch_size_per_gpu")
-      .affects_results()
+      .affects_later_steps()
       .elsewhere("per_device_train_batch_size")
       .elsewhere("micro_batch_size");
   t.add(
@@ -274,7 +274,7 @@ OptionTable<StepOptions> make_step() {
       .at_most(1e6)
       .default_from(trainer)
       .deepspeed("gradient_accumulation_steps")
-      .affects_results();
+      .affects_later_steps();
   t.add("activation_checkpointing", &O::activation_checkpointing,
         "Recompute activations in backward instead of keeping them: true keeps each layer's input at most, false keeps "
         "all, auto as much as fits. Results are the same")
@@ -287,7 +287,7 @@ OptionTable<StepOptions> make_step() {
         "added in fp32, and then rounded")
       .default_from(ours)
       .deepspeed("data_types.grad_accum_dtype")
-      .affects_results();
+      .affects_later_steps();
   t.add("optimizer_state_dtype", &O::optimizer_state_dtype,
         "Number format that AdamW's moments are kept in between steps; bf16 takes 8 bytes a parameter instead of 12, "
         "master weights among them, and needs adam_beta2 at most 0.996")
@@ -298,7 +298,7 @@ OptionTable<StepOptions> make_step() {
         "which shortens steps with documents of tens of thousands of tokens")
       .bare("true")
       .default_from(ours)
-      .affects_results();
+      .affects_later_steps();
   t.take(placement_rows());
   t.take(memory_rows());
   return t;
@@ -330,7 +330,7 @@ OptionTable<ClipOption> make_clip() {
       .or_else(0.0, "no clipping")
       .default_from(trainer)
       .deepspeed("gradient_clipping")
-      .affects_results();
+      .affects_later_steps();
   return t;
 }
 
@@ -342,25 +342,25 @@ OptionTable<AdamOptions> make_adam() {
       .at_most(1000)
       .default_from(script)
       .deepspeed("optimizer.params.weight_decay")
-      .affects_results();
+      .affects_later_steps();
   t.add("adam_beta1", &O::adam_beta1, "Decay rate of the first moment")
       .at_least(0)
       .at_most(0.9999999)
       .default_from(trainer)
       .deepspeed("optimizer.params.betas[0]")
-      .affects_results();
+      .affects_later_steps();
   t.add("adam_beta2", &O::adam_beta2, "Decay rate of the second moment")
       .at_least(0)
       .at_most(0.9999999)
       .default_from(trainer)
       .deepspeed("optimizer.params.betas[1]")
-      .affects_results();
+      .affects_later_steps();
   t.add("adam_epsilon", &O::adam_epsilon, "Term added to the denominator")
       .at_least(smallest)
       .at_most(1)
       .default_from(trainer)
       .deepspeed("optimizer.params.eps")
-      .affects_results();
+      .affects_later_steps();
   t.take(clip_rows());
   return t;
 }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/comma_list.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "options/absent_options.h"
 
 namespace so {
@@ -103,14 +105,14 @@ void add_length(OptionTable<O>& t) {
       .above(0)
       .at_most(1e6)
       .default_from(script)
-      .affects_results()
+      .affects_later_steps()
       .elsewhere("epochs")
       .elsewhere("num_epochs");
   t.add("max_steps", &O::max_steps, "Optimizer steps of the whole run, instead of num_train_epochs")
       .at_least(1)
       .or_else(std::int64_t{-1}, "num_train_epochs decides")
       .default_from(trainer)
-      .affects_results();
+      .affects_later_steps();
   t.add("max_skipped_steps", &O::max_skipped_steps,
         "Stop the run, with exit code 1, when so many optimizer steps in a row were skipped because gradients were not "
         "finite; nothing is saved then")
@@ -129,38 +131,38 @@ void add_optimizer(OptionTable<O>& t) {
       .default_from(recipe)
       .deepspeed("optimizer.params.lr")
       .deepspeed("scheduler.params.warmup_max_lr")
-      .affects_results()
+      .affects_later_steps()
       .elsewhere("learning_rate");
   t.add("lr_scheduler", &O::lr_scheduler,
         "Course of the learning rate after warm-up; cosine and linear fall to min_lr over the run, wsd only at its end")
       .default_from(trainer)
       .deepspeed("scheduler.type")
-      .affects_results()
+      .affects_later_steps()
       .elsewhere("lr_scheduler_type");
   t.add("min_lr", &O::min_lr, "Learning rate at the end of the run, at most lr; not with constant")
       .at_least(0)
       .at_most(1000)
       .default_from(trainer)
-      .affects_results()
+      .affects_later_steps()
       .elsewhere("cosine_min_lr_ratio")
       .elsewhere("lr_scheduler_kwargs");
   t.add("decay", &O::decay, "With wsd: share of the run's steps, its last ones, over which the learning rate falls")
       .at_least(0)
       .at_most(1)
       .default_from(ours)
-      .affects_results();
+      .affects_later_steps();
   t.add("warmup", &O::warmup, "Share of the run's steps over which the learning rate rises linearly from 0")
       .at_least(0)
       .at_most(1)
       .default_from(script)
-      .affects_results()
+      .affects_later_steps()
       .elsewhere("warmup_ratio");
   t.add("warmup_num_steps", &O::warmup_num_steps, "The same in optimizer steps, instead of warmup")
       .at_least(1)
       .or_else(std::int64_t{-1}, "warmup decides")
       .default_from(ours)
       .deepspeed("scheduler.params.warmup_num_steps")
-      .affects_results();
+      .affects_later_steps();
   t.take(adam_rows());
   t.take(parameter_rows());
   t.add("lr_multiplier", &O::lr_multiplier,
@@ -171,7 +173,7 @@ void add_optimizer(OptionTable<O>& t) {
       .list()
       .when_unset("all have lr")
       .default_from(ours)
-      .affects_results()
+      .affects_later_steps()
       .elsewhere("lr_groups")
       .elsewhere("embedding_lr_scale");
   t.add("label_smoothing_factor", &O::label_smoothing_factor,
@@ -180,7 +182,7 @@ void add_optimizer(OptionTable<O>& t) {
       .at_least(0)
       .at_most(1)
       .default_from(trainer)
-      .affects_results();
+      .affects_later_steps();
 }
 
 void add_saving(OptionTable<O>& t) {
@@ -201,14 +203,25 @@ void add_saving(OptionTable<O>& t) {
   t.add("save_only_model", &O::save_only_model,
         "Checkpoints hold the model alone, without optimizer state: less disk space, and no run can resume from them")
       .default_from(trainer);
-  t.add("resume", &O::resume,
-        "Continue from this checkpoint, or with \"latest\" from the newest in output_dir. Options that affect results "
-        "must be those of the checkpoint, but a larger max_steps or num_train_epochs extends the run")
+  t.add(
+       "resume", &O::resume,
+       "Continue from this checkpoint, or with \"latest\" from the newest in output_dir. Options that affect results "
+       "must be those of the checkpoint, but a larger max_steps or num_train_epochs extends the run, and allow_changed "
+       "names others")
       .metavar("DIR|latest")
       .bare("latest")
       .when_unset("start from --model")
       .default_from(ours)
       .elsewhere("resume_from_checkpoint");
+  t.add(
+       "allow_changed", &O::allow_changed,
+       "Options that a resumed run may have other values of than its checkpoint, from the next step on: "
+       "\"lr,lr_scheduler\". They are those of the learning rate and AdamW, clipping, label smoothing, early stopping, "
+       "the length, and batch_size, where a step keeps its rows and gradient_accumulation_steps makes up for it")
+      .metavar("OPTION,...")
+      .list()
+      .when_unset("none")
+      .default_from(ours);
 }
 
 void add_logging(OptionTable<O>& t) {
@@ -245,13 +258,13 @@ void add_logging(OptionTable<O>& t) {
       .at_least(1)
       .or_else(std::int64_t{0}, "never")
       .default_from("EarlyStoppingCallback")
-      .affects_results();
+      .affects_later_steps();
   t.add("early_stopping_threshold", &O::early_stopping_threshold,
         "Only a loss that is better by more than this counts for early_stopping_patience")
       .at_least(0)
       .at_most(1e6)
       .default_from("EarlyStoppingCallback")
-      .affects_results();
+      .affects_later_steps();
   t.add("sample_prompts", &O::sample_prompts,
         "Generate a text from each of these prompts while the run goes on, greedily: a prompt a line; or, if the file "
         "begins with { or [, records of messages or prompt, which the model's chat template renders, of instruction, "
@@ -356,6 +369,21 @@ void check_samples(const TrainOptions& options, const OptionOrigins& origins) {
     if (origins.given(name)) fail("--{} is about texts that are generated: add --sample_prompts FILE", name);
 }
 
+void check_allowed_changes(const TrainOptions& options) {
+  if (!options.allow_changed) return;
+  if (!options.resume) fail("--allow_changed is about the settings of a run that is resumed: add --resume");
+  for (const std::string_view name : between_commas(*options.allow_changed)) {
+    const OptionSpec* spec = train_option_table().find(name);
+    if (spec == nullptr) fail("--allow_changed {}: there is no such option", printable(name));
+    if (!spec->changes_results) fail("--allow_changed {}: it may always change; leave it out", name);
+    if (!spec->may_change)
+      fail(
+          "--allow_changed {}: a run cannot go on with another; begin anew from a checkpoint's weights, with --model "
+          "CHECKPOINT and another --output_dir",
+          name);
+  }
+}
+
 // What asks for the best of the evaluations needs some.
 void check_best_model(const TrainOptions& options, const OptionOrigins& origins) {
   if (options.bench_steps) return;  // which leaves all of this idle, and says so
@@ -407,6 +435,7 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
   if (options.min_lr > options.lr)
     fail("--min_lr {} is above --lr {}, the peak that the learning rate falls from: give a smaller one", options.min_lr,
          options.lr);
+  check_allowed_changes(options);
   if (options.resume && options.overwrite_output_dir)
     fail("--resume continues a run and --overwrite_output_dir discards it: give one of them");
   if (const double most = largest_beta2(options.optimizer_state_dtype); options.adam_beta2 > most)
@@ -431,6 +460,12 @@ int resolve_cpu_threads(const TrainOptions& options, int usable) {
   if (options.cpu_threads) return *options.cpu_threads;
   if (options.cpuadam_cores_perc == 1) return 0;
   return std::max(1, static_cast<int>(options.cpuadam_cores_perc * usable));
+}
+
+bool may_change(const OutputOptions& options, std::string_view name) {
+  if (!options.allow_changed) return false;
+  const std::vector<std::string_view> names = between_commas(*options.allow_changed);
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 void resolve_warmup(TrainOptions& options, OptionOrigins& origins) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "options/option_groups.h"
 
@@ -41,7 +42,8 @@ struct RopeOptions {
 struct OutputOptions {
   std::string output_dir;
   bool overwrite_output_dir = false;
-  std::optional<std::string> resume;  // "latest": newest checkpoint in output_dir; else a checkpoint directory
+  std::optional<std::string> resume;         // "latest": newest checkpoint in output_dir; else a checkpoint directory
+  std::optional<std::string> allow_changed;  // names of options, with commas between
   Cadence save_strategy = Cadence::steps;
   std::optional<std::int64_t> save_steps = 500;  // of that cadence; unset: only at the end
   std::optional<int> save_total_limit;           // unset: all are kept
@@ -107,6 +109,9 @@ bool is_due(Cadence cadence, const std::optional<std::int64_t>& every, std::int6
 
 // Refuses combinations that no single row can: required options missing, eval_steps without eval_data, ...
 void check_train_options(const TrainOptions& options, const OptionOrigins& origins);
+
+// Whether a resumed run may have another value of this option (--allow_changed).
+bool may_change(const OutputOptions& options, std::string_view name);
 
 // Threads for the optimizer and host work: cpu_threads if given, else cpuadam_cores_perc of the `usable` CPUs, rounded
 // down but at least one; of all of them, 0, which leaves the choice to Runtime. Fails if cpu_threads exceeds `usable`.

@@ -97,7 +97,7 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   TrainerState fresh = std::exchange(state_, state);
   state_.options = std::move(fresh.options);
   if (!state_.evaluations) state_.evaluations = fresh.evaluations;
-  if (in_.length.extended_from) state_.warmup_steps = in_.length.warmup_steps;
+  if (in_.length.records_warmup) state_.warmup_steps = in_.length.warmup_steps;
   first_step_ = last_saved_step_ = state.step;
   checkpoints_.goes_on_from(state.step);
   resumed_from_ = checkpoint;

@@ -107,7 +107,7 @@ const std::vector<Case>& cases() {
       "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed rope_scaling rope_factor batch_size max_length "
       "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
-      "max_grad_norm freeze lr_multiplier label_smoothing_factor resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
+      "max_grad_norm freeze lr_multiplier label_smoothing_factor resume allow_changed log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
       "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
   static const std::string output =
       std::string(train) +
