@@ -10,11 +10,11 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/quantities.h"
+#include "checkpoint/directory_dtype.h"
 #include "checkpoint/source_model.h"
 #include "commands/command.h"
 #include "commands/support/shared_rows.h"
 #include "io/shard_reader.h"
-#include "model/model_dtype.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"
 #include "plan/machine/measure.h"
@@ -74,8 +74,7 @@ void copy_all(LoadingRing& ring, Stream& stream, const DeviceWeights& weights, s
 
 int run(const BenchLoadOptions& options, const OptionOrigins&) {
   const ModelFiles model(options.model);
-  const std::string config = (std::filesystem::path(options.model) / "config.json").string();
-  const DType dtype = model_dtype(asked_dtype(options.dtype), read_text_file(config, 16 << 20), config);
+  const DType dtype = directory_dtype(asked_dtype(options.dtype), options.model);
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();

@@ -9,12 +9,12 @@
 #include "base/log.h"
 #include "base/standard_streams.h"
 #include "base/terminal.h"
+#include "checkpoint/directory_dtype.h"
 #include "commands/command.h"
 #include "commands/support/answer_options.h"
 #include "commands/support/loaded_model.h"
 #include "commands/support/shared_rows.h"
 #include "data/chat/conversation.h"
-#include "model/model_dtype.h"
 #include "train/interrupt.h"
 
 namespace so {
@@ -134,8 +134,7 @@ int run(const ChatOptions& options, const OptionOrigins&) {
   (void)conversation_prompt(ChatRenderer(encoder.chat_template()), encoder, conversation_record({{"user", "a"}}));
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
-  const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
+  const DType dtype = directory_dtype(asked_dtype(options.dtype), options.model);
   LoadedModel loaded(model, runtime, dtype, capacity, std::min(prompt_piece, capacity));
   Conversation conversation(options, encoder, loaded, capacity);
   if (::isatty(STDIN_FILENO) == 1) log_info("/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer");

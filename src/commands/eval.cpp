@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "base/log.h"
+#include "checkpoint/directory_dtype.h"
 #include "checkpoint/rank_files.h"
 #include "commands/command.h"
 #include "commands/support/inference.h"
@@ -21,7 +22,6 @@
 #include "data/document_mix.h"
 #include "data/model_encoder.h"
 #include "io/temporary_cache.h"
-#include "model/model_dtype.h"
 #include "plan/machine/rank_share.h"
 #include "plan/output_space.h"
 #include "ranks/together.h"
@@ -121,8 +121,7 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
   shape.positions = data.counts().longest;
   shape.sequence = groups.place.size;
   shape.collectives = seat.collectives;
-  const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
+  const DType dtype = directory_dtype(asked_dtype(options.dtype), options.model);
   MemoryRoom room = room_of(runtime.device());
   room.host = share_of_host(ranks);
   if (room.device) room.device->available /= static_cast<std::size_t>(seat.gpu_ranks);

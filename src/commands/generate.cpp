@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/standard_input.h"
 #include "base/standard_streams.h"
+#include "checkpoint/directory_dtype.h"
 #include "commands/command.h"
 #include "commands/support/answer_options.h"
 #include "commands/support/loaded_model.h"
@@ -16,7 +17,7 @@
 #include "data/records.h"
 #include "data/tokenizer/utf8.h"
 #include "data/tokenizer/vocabulary.h"
-#include "model/model_dtype.h"
+#include "model/rope.h"
 
 namespace so {
 namespace {
@@ -127,10 +128,10 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
 
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
-  const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
-  LoadedModel loaded(model, runtime, dtype, length,
-                     std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size())));
+  const DType dtype = directory_dtype(asked_dtype(options.dtype), options.model);
+  // No more is read at a time than the prompt, but where the text may have to be read again.
+  const auto most_read = RopeRows(spec, length).differ() ? length : static_cast<std::int64_t>(prompt.size());
+  LoadedModel loaded(model, runtime, dtype, length, std::min(prompt_piece, most_read));
 
   const AnswerSettings settings{sampling_of(options), options.max_new_tokens, options.stop_at_eos};
   std::mt19937_64 random(static_cast<std::uint64_t>(options.seed));

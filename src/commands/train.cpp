@@ -13,6 +13,7 @@
 #include "base/run_log.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/directory_checks.h"
+#include "checkpoint/directory_dtype.h"
 #include "checkpoint/export.h"
 #include "checkpoint/output_directory.h"
 #include "checkpoint/resume_point.h"
@@ -31,7 +32,6 @@
 #include "io/temporary_cache.h"
 #include "io/trace_file.h"
 #include "model/flops.h"
-#include "model/model_dtype.h"
 #include "model/parameters.h"
 #include "options/deepspeed_config.h"
 #include "options/run_request.h"
@@ -71,8 +71,7 @@ TrainOptions resolve_by_model(TrainOptions options, const OptionOrigins& origins
   const std::int64_t given = options.max_length;
   options.max_length = resolve_max_length(given, origins.given("max_length"), spec, options.model);
   if (options.max_length != given) log_info("max_length is {}, the model's limit", options.max_length);
-  const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  const DType dtype = model_dtype(asked_dtype(options.dtype), read_text_file(config_file, 16 << 20), config_file);
+  const DType dtype = directory_dtype(asked_dtype(options.dtype), options.model);
   options.dtype = dtype == DType::bf16 ? Precision::bf16 : Precision::fp32;
   return options;
 }
@@ -407,7 +406,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   TrainingPlan plan;
   together(ranks, [&] {
     plan = plan_or_refuse(asked.ask(machine, shape));
-    if (samples) require_samples(plan, spec);
+    if (samples) require_samples(plan);
   });
   memory.forget_peaks();
   require_same_on_all(asked, data, plan);

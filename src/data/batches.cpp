@@ -18,7 +18,7 @@ void clear(MicroBatch& batch) {
   batch.positions.clear();
   batch.cu_seqlens.assign(1, 0);
   batch.tokens = batch.trained_tokens = batch.rows = batch.padded_tokens = 0;
-  batch.sequence_tokens = batch.sequence_trained = batch.filler = 0;
+  batch.sequence_tokens = batch.sequence_trained = batch.sequence_begin = batch.filler = 0;
 }
 
 void append_document(const Documents& dataset, std::int64_t document, MicroBatch& batch) {
@@ -55,6 +55,7 @@ void take_slice(MicroBatch& batch, const SequencePlace& place) {
     values->erase(values->begin(), values->begin() + begin);
   }
   batch.tokens = end - begin;
+  batch.sequence_begin = begin;
   batch.filler = end - std::min(end, std::max(begin, own));
   batch.trained_tokens =
       std::count_if(batch.targets.begin(), batch.targets.end(), [](std::int32_t target) { return target >= 0; });

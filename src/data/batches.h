@@ -22,6 +22,7 @@ struct MicroBatch {
   std::int64_t tokens = 0;
   std::int64_t trained_tokens = 0;                         // targets that are not kIgnored
   std::int64_t sequence_tokens = 0, sequence_trained = 0;  // of all slices; 0: the micro-batch is whole
+  std::int64_t sequence_begin = 0;                         // the tokens before this slice
   // Tokens of this slice that no record has. A micro-batch with fewer tokens than slices gets one for each that lacks
   // one: a document behind the others, whose targets are kIgnored.
   std::int64_t filler = 0;

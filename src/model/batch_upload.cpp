@@ -9,8 +9,11 @@ namespace so {
 
 // Six sections of int32: ids, targets, positions, cu_q, cu_k, the rows with a target; cu_q and cu_k have at most one
 // entry more than there are tokens, those of all slices.
-BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens, std::int64_t max_sequence)
-    : max_tokens_(max_tokens), max_documents_(std::max(max_tokens, max_sequence)), staged_(device.create_event()) {
+BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens, std::int64_t max_sequence, RopeRows rope)
+    : max_tokens_(max_tokens),
+      max_documents_(std::max(max_tokens, max_sequence)),
+      rope_(rope),
+      staged_(device.create_event()) {
   const auto bytes = static_cast<std::size_t>(4 * max_tokens + 2 * (max_documents_ + 1)) * sizeof(std::int32_t);
   staging_ = device.allocate(MemoryKind::pinned, bytes, "batch");
   device_memory_ = device.allocate(MemoryKind::device, bytes, "batch");
@@ -47,7 +50,21 @@ DeviceBatch BatchUpload::largest(std::int64_t tokens, std::int64_t documents, st
   return batch;
 }
 
-DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k) {
+void BatchUpload::add_rope_rows(const MicroBatch& batch, std::int64_t text_tokens,
+                                std::span<std::int32_t> positions) const {
+  if (!rope_.differ()) return;
+  for (std::size_t d = 0; d + 1 < batch.cu_seqlens.size(); ++d) {
+    const std::int64_t from = batch.cu_seqlens[d] - batch.sequence_begin,
+                       to = batch.cu_seqlens[d + 1] - batch.sequence_begin;
+    const auto first = static_cast<std::int32_t>(rope_.first(text_tokens > 0 ? text_tokens : to - from));
+    if (first == 0) continue;
+    for (std::int64_t i = std::max<std::int64_t>(from, 0); i < std::min(to, batch.tokens); ++i)
+      positions[static_cast<std::size_t>(i)] += first;
+  }
+}
+
+DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k,
+                                std::int64_t text_tokens) {
   const std::int64_t n = batch.tokens, documents = batch.documents();
   DeviceBatch result = views(n, documents);
   SO_CHECK(cu_k.size() == batch.cu_seqlens.size(), "{} key offsets of {} documents", cu_k.size(), documents);
@@ -61,6 +78,7 @@ DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::sp
   result.ids_on_host = {staging, static_cast<std::size_t>(n)};
   put(n, batch.targets);
   put(2 * n, batch.positions);
+  add_rope_rows(batch, text_tokens, {staging + 2 * n, static_cast<std::size_t>(n)});
   put(3 * n, batch.cu_seqlens);
   put(3 * n + documents + 1, cu_k);
   const std::int64_t rows_at = 3 * n + 2 * (documents + 1);

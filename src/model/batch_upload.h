@@ -9,6 +9,7 @@
 #include "data/batches.h"
 #include "device/device.h"
 #include "model/decoder/decoder.h"
+#include "model/rope.h"
 
 namespace so {
 
@@ -17,14 +18,16 @@ namespace so {
 class BatchUpload {
  public:
   // `max_sequence`: the most tokens of all slices of a micro-batch together, if batches are slices; no more than
-  // max_tokens: they are whole.
-  BatchUpload(Device& device, std::int64_t max_tokens, std::int64_t max_sequence = 0);
+  // max_tokens: they are whole. `rope`: where documents find the rows of their positions.
+  BatchUpload(Device& device, std::int64_t max_tokens, std::int64_t max_sequence = 0, RopeRows rope = {});
 
   // Enqueues the copies and returns views that hold until the next upload() on the same stream. Waits, if it must,
   // until the staging memory of the previous call is free.
-  DeviceBatch upload(Stream& stream, const MicroBatch& batch) { return upload(stream, batch, batch.cu_seqlens); }
-  // With a KV cache, documents have more keys than queries: cu_k as AttentionSpans has it.
-  DeviceBatch upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k);
+  DeviceBatch upload(Stream& stream, const MicroBatch& batch) { return upload(stream, batch, batch.cu_seqlens, 0); }
+  // With a KV cache, documents have more keys than queries: cu_k as AttentionSpans has it. A text that is read in
+  // pieces has `text_tokens` in the end, by which its rotation goes.
+  DeviceBatch upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k,
+                     std::int64_t text_tokens);
 
   // The views of a batch that nobody has filled in, as dry runs work with it: of so many documents, the longest of
   // `longest` tokens or all there are. `sequence`: the tokens of all slices, if it is one.
@@ -44,10 +47,13 @@ class BatchUpload {
   }
 
  private:
+  // Turns the positions of a batch's documents into rows of the RoPE table.
+  void add_rope_rows(const MicroBatch& batch, std::int64_t text_tokens, std::span<std::int32_t> positions) const;
   // Becomes the batch of losses().
   DeviceBatch views(std::int64_t tokens, std::int64_t documents);
 
   std::int64_t max_tokens_, max_documents_, tokens_ = 0;
+  const RopeRows rope_;
   Buffer staging_, device_memory_, losses_memory_;
   Tensor losses_;
   std::unique_ptr<Event> staged_;

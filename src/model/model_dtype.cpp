@@ -1,16 +1,25 @@
 #include "model/model_dtype.h"
 
+#include <string_view>
+
 #include "base/file.h"
 #include "base/log.h"
 #include "model/config.h"
 
 namespace so {
 
-DType model_dtype(std::optional<DType> asked, const std::string& config_json, const std::string& origin) {
+bool says_no_dtype(const std::string& config_json, const std::string& origin) {
+  const ConfigReader config(config_json, origin);
+  return !config.has("dtype") && !config.has("torch_dtype") && !config.has("quantization_config");
+}
+
+DType model_dtype(std::optional<DType> asked, const std::string& config_json, const std::string& origin,
+                  std::optional<DType> stored_in) {
   if (asked) return *asked;
   const ConfigReader config(config_json, origin);
   // Weights that are published quantised are widened to bf16, and their config often says no dtype.
-  const char* const usual = config.has("quantization_config") ? "bfloat16" : "float32";
+  const std::string_view usual =
+      config.has("quantization_config") ? "bfloat16" : name_of(stored_in.value_or(DType::f32));
   const std::string stored = config.text("dtype", config.text("torch_dtype", usual));
   // fp16 weights train in bf16: same size, and no loss scaling is needed.
   if (stored == "float16")

@@ -46,6 +46,7 @@ ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const Dec
                              const ParameterLayout& layout, const DecoderSettings& settings, const ModelShape& shape,
                              SequenceExchange* exchange)
     : device_(device),
+      rope_rows_(spec, shape.positions),
       rope_(make_rope(device, stream, spec, shape.positions)),
       cache_memory_(device.allocate(MemoryKind::device,
                                     static_cast<std::size_t>(spec.layers) *
@@ -55,9 +56,9 @@ ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const Dec
       store_(device, kept_on_host(settings.keep),
              layer_input_bytes(spec, settings.formats.activations, shape.kept_tokens)),
       decoder_(spec, layout, ops,
-               Tensor(rope_.data(), DType::f32, {rope_tables(spec) * shape.positions, 2, spec.rope.rotary_dim / 2}),
+               Tensor(rope_.data(), DType::f32, {rope_tables(spec) * rope_rows_.count(), 2, spec.rope.rotary_dim / 2}),
                for_largest_batch(settings, shape), &store_, exchange),
-      upload_(device, shape.batch_tokens, shape.sequence_tokens) {}
+      upload_(device, shape.batch_tokens, shape.sequence_tokens, rope_rows_) {}
 
 void ModelOnDevice::make_arena(std::size_t bytes) { arena_.emplace(device_, MemoryKind::device, "activations", bytes); }
 

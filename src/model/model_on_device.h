@@ -44,9 +44,11 @@ class ModelOnDevice {
   Arena& arena() { return *arena_; }
   BatchUpload& upload() { return upload_; }
   KvCache& cache() { return cache_; }  // empty at first
+  const RopeRows& rope_rows() const { return rope_rows_; }
 
  private:
   Device& device_;
+  const RopeRows rope_rows_;
   const Buffer rope_, cache_memory_;
   KvCache cache_;
   ActivationStore store_;

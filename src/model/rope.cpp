@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/error.h"
+
 namespace so {
 
 namespace {
@@ -41,10 +43,10 @@ double dynamic_theta(const RopeSpec& rope, std::int64_t positions) {
 
 }  // namespace
 
-std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t positions) {
+std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t tokens) {
   const std::int64_t half = rope.rotary_dim / 2;
-  const double theta = rope.scaling == RopeScaling::dynamic ? dynamic_theta(rope, positions) : rope.theta;
-  const std::vector<double>& divisors = positions > rope.original_positions ? rope.long_factor : rope.short_factor;
+  const double theta = rope.scaling == RopeScaling::dynamic ? dynamic_theta(rope, tokens) : rope.theta;
+  const std::vector<double>& divisors = tokens > rope.original_positions ? rope.long_factor : rope.short_factor;
   std::vector<float> frequencies(static_cast<std::size_t>(half));
   for (std::int64_t i = 0; i < half; ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(rope.rotary_dim);
@@ -87,17 +89,33 @@ std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions) {
   return table;
 }
 
+RopeRows::RopeRows(const DecoderSpec& spec, std::int64_t positions) : count_(positions) {
+  for (const RopeSpec* rope : {&spec.rope, spec.local_rope ? &*spec.local_rope : nullptr})
+    if (rope != nullptr && rope->scaling == RopeScaling::longrope && positions > rope->original_positions) {
+      SO_CHECK(shorter_ == 0 || shorter_ == rope->original_positions, "two rotations of different original positions");
+      shorter_ = rope->original_positions;
+    }
+  count_ += shorter_;
+}
+
 std::vector<float> rope_table(const DecoderSpec& spec, std::int64_t positions) {
-  std::vector<float> table = rope_table(spec.rope, positions);
-  if (spec.local_rope) {
-    const std::vector<float> local = rope_table(*spec.local_rope, positions);
-    table.insert(table.end(), local.begin(), local.end());
+  std::vector<float> table;
+  const auto add = [&](const RopeSpec& rope, std::int64_t tokens) {
+    const std::vector<float> rows = rope_table(rope, tokens);
+    table.insert(table.end(), rows.begin(), rows.end());
+  };
+  const std::int64_t shorter = RopeRows(spec, positions).first(positions);
+  for (const RopeSpec* rope : {&spec.rope, spec.local_rope ? &*spec.local_rope : nullptr}) {
+    if (rope == nullptr) continue;
+    if (shorter > 0) add(*rope, shorter);
+    add(*rope, positions);
   }
   return table;
 }
 
 std::size_t rope_table_bytes(const DecoderSpec& spec, std::int64_t positions) {
-  return static_cast<std::size_t>(rope_tables(spec) * positions * spec.rope.rotary_dim) * sizeof(float);
+  return static_cast<std::size_t>(rope_tables(spec) * RopeRows(spec, positions).count() * spec.rope.rotary_dim) *
+         sizeof(float);
 }
 
 }  // namespace so

@@ -9,16 +9,33 @@
 namespace so {
 
 // Frequencies of the rotary_dim/2 pairs, scaling applied. Computed in fp32 as transformers does, since the angle at a
-// late position magnifies the last bit of a frequency. `positions` is how many the table will have: longrope has other
-// frequencies for more than original_positions. (transformers looks at each batch's longest document for that.) dynamic
-// has those of a sequence of `positions`.
-std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t positions);
+// late position magnifies the last bit of a frequency. longrope and dynamic have other frequencies for documents of
+// more than original_positions tokens: these are a document's of `tokens`.
+std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t tokens);
 
-// [positions, 2, rotary_dim / 2]: cosines, then sines, times the attention factor, for positions 0 .. positions - 1.
+// [positions, 2, rotary_dim / 2]: cosines, then sines, times the attention factor, for positions 0 .. positions - 1 of
+// a document of so many.
 std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions);
 
-// The tables of a model, one below the other: rope, then local_rope where there is one.
-// [rope_tables(spec) * positions, 2, rotary_dim / 2].
+// Which rows of a model's tables a document takes. With longrope that depends on the document's length, so where some
+// may be longer than original_positions, a table has the rows of shorter documents first, and below them those of
+// longer ones.
+class RopeRows {
+ public:
+  RopeRows() = default;  // one set of rows for all
+  RopeRows(const DecoderSpec& spec, std::int64_t positions);
+  std::int64_t count() const { return count_; }  // of one table
+  // The row of position 0 in a document of so many tokens.
+  std::int64_t first(std::int64_t tokens) const { return shorter_ > 0 && tokens > shorter_ ? shorter_ : 0; }
+  bool differ() const { return shorter_ > 0; }
+
+ private:
+  std::int64_t count_ = 0;
+  std::int64_t shorter_ = 0;  // rows of documents that are no longer; 0: all have the same rows
+};
+
+// The tables of a model, one below the other: rope, then local_rope where there is one; for documents of up to
+// `positions` tokens. [rope_tables(spec) * RopeRows::count(), 2, rotary_dim / 2].
 inline std::int64_t rope_tables(const DecoderSpec& spec) { return spec.local_rope ? 2 : 1; }
 std::vector<float> rope_table(const DecoderSpec& spec, std::int64_t positions);
 std::size_t rope_table_bytes(const DecoderSpec& spec, std::int64_t positions);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "data/records.h"
@@ -21,8 +22,17 @@ TextGenerator::TextGenerator(Device& device, ModelOnDevice& model, WeightSource&
           device.allocate(MemoryKind::device, static_cast<std::size_t>(vocabulary_) * sizeof(float), "logits")),
       logits_host_(device.allocate(MemoryKind::pinned, logits_memory_.bytes(), "logits")) {}
 
-// Runs `ids` after what the cache holds; leaves the logits of the last one.
 void TextGenerator::feed(std::span<const std::int32_t> ids) {
+  const auto tokens = static_cast<std::int64_t>(read_.size() + ids.size());
+  const std::int64_t row = model_.rope_rows().first(tokens);
+  if (row == std::exchange(rope_row_, row)) return read(ids, tokens);
+  std::vector<std::int32_t> text = std::exchange(read_, {});
+  text.insert(text.end(), ids.begin(), ids.end());
+  model_.cache().used = 0;
+  read(text, tokens);
+}
+
+void TextGenerator::read(std::span<const std::int32_t> ids, std::int64_t text_tokens) {
   const Tensor logits(logits_memory_.data(), DType::f32, {1, vocabulary_});
   for (std::size_t at = 0; at < ids.size(); at += static_cast<std::size_t>(batch_tokens_)) {
     const auto piece = ids.subspan(at, std::min(static_cast<std::size_t>(batch_tokens_), ids.size() - at));
@@ -36,7 +46,7 @@ void TextGenerator::feed(std::span<const std::int32_t> ids) {
     batch.cu_seqlens = {0, static_cast<std::int32_t>(n)};
     batch.tokens = n;
     const std::array<std::int32_t, 2> keys{0, static_cast<std::int32_t>(used + n)};
-    DeviceBatch views = model_.upload().upload(stream_, batch, keys);
+    DeviceBatch views = model_.upload().upload(stream_, batch, keys, text_tokens);
     model_.decoder().forward_logits(stream_, views, weights_, model_.arena(), logits, &model_.cache());
     read_.insert(read_.end(), piece.begin(), piece.end());
   }

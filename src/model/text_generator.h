@@ -46,7 +46,10 @@ class TextGenerator {
   void forget() { read_.clear(); }
 
  private:
+  // Reads `ids` behind what the cache holds, and leaves the logits of the last one. Where the text has become so long
+  // that it has another rotation (RopeRows), all of it is read anew.
   void feed(std::span<const std::int32_t> ids);
+  void read(std::span<const std::int32_t> ids, std::int64_t text_tokens);
   std::int32_t sample_next(const SamplingOptions& sampling, std::mt19937_64& random);
 
   const std::int64_t capacity_, batch_tokens_, vocabulary_;
@@ -55,6 +58,7 @@ class TextGenerator {
   Stream& stream_;
   Buffer logits_memory_, logits_host_;
   std::vector<std::int32_t> read_;  // whose keys and values the cache has
+  std::int64_t rope_row_ = 0;       // with this row for their position 0
 };
 
 // A prompt is read a piece at a time, so that a long one needs no more activations than this many tokens take.

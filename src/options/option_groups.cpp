@@ -53,7 +53,9 @@ OptionTable<ThreadOption> make_threads() {
 
 OptionTable<DtypeOption> make_dtype() {
   OptionTable<DtypeOption> t;
-  t.add("dtype", &DtypeOption::dtype, "Number format of the computation; auto: what the model's config.json says")
+  t.add(
+       "dtype", &DtypeOption::dtype,
+       "Number format of the computation; auto: what the model's config.json says, else what its weights are stored in")
       .default_from(ours)
       .deepspeed("bf16.enabled")
       .deepspeed("bfloat16.enabled")

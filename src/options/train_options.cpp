@@ -315,7 +315,7 @@ void add_machine(OptionTable<O>& t) {
   t.group("Machine");
   t.take(compute_rows());
   t.row("dtype").help =
-      "Number format of forward and backward; master weights are always fp32; auto: what the model's config.json says";
+      "Number format of forward and backward; master weights are always fp32; auto: what the model's config.json says, else what its weights are stored in";
   t.row("cpu_threads").special_meaning = "cpuadam_cores_perc of the usable CPUs";
   t.take(rank_rows());
   t.add("deepspeed_config", &O::deepspeed_config,

@@ -41,6 +41,7 @@ struct HostBatch {
   std::vector<double> ids, targets, positions, offsets;  // whole numbers
   std::int64_t tokens = 0, longest = 0;
   std::int64_t sequence_tokens = 0, sequence_trained = 0;  // of all slices; 0: it is whole
+  std::int64_t sequence_begin = 0;                         // the tokens before this slice
 
   static HostBatch join(std::span<const Document> documents) {
     HostBatch batch;
@@ -71,6 +72,7 @@ struct HostBatch {
     for (auto member : {&HostBatch::ids, &HostBatch::targets, &HostBatch::positions})
       (part.*member).assign((this->*member).begin() + begin, (this->*member).begin() + end);
     part.tokens = end - begin;
+    part.sequence_begin = begin;
     return part;
   }
 };
@@ -318,11 +320,13 @@ class DecoderRig {
     }
     return cache;
   }
-  // Logits of the last token of `ids`, continuing what the cache holds.
-  std::vector<float> feed(Cache& cache, std::span<const std::int32_t> ids) {
+  // Logits of the last token of `ids`, continuing what the cache holds of a text of `text_tokens` in the end; 0: so
+  // far.
+  std::vector<float> feed(Cache& cache, std::span<const std::int32_t> ids, std::int64_t text_tokens = 0) {
     HostBatch batch;
     batch.tokens = batch.longest = static_cast<std::int64_t>(ids.size());
     batch.offsets = {0, static_cast<double>(batch.tokens)};
+    text_tokens_ = std::max(text_tokens, cache.views.used + batch.tokens);
     for (std::size_t i = 0; i < ids.size(); ++i) {
       batch.ids.push_back(ids[i]);
       batch.targets.push_back(-1);
@@ -342,8 +346,23 @@ class DecoderRig {
 
   static TestTensor make_rope(Stream& stream, const DecoderSpec& spec) {
     const std::vector<float> table = rope_table(spec, positions);
-    return TestTensor(stream, DType::f32, {rope_tables(spec) * positions, 2, spec.rope.rotary_dim / 2},
+    return TestTensor(stream, DType::f32,
+                      {rope_tables(spec) * RopeRows(spec, positions).count(), 2, spec.rope.rotary_dim / 2},
                       {table.begin(), table.end()});
+  }
+
+  // The rows of the RoPE table for the batch's positions.
+  std::vector<double> rope_rows(const HostBatch& batch, const KvCache* cache) const {
+    const RopeRows rows(fixture_.spec, positions);
+    std::vector<double> result = batch.positions;
+    for (std::size_t d = 0; d + 1 < batch.offsets.size(); ++d) {
+      const double length = cache ? static_cast<double>(text_tokens_) : batch.offsets[d + 1] - batch.offsets[d];
+      for (std::size_t i = 0; i < result.size(); ++i)
+        if (const double at = static_cast<double>(batch.sequence_begin) + static_cast<double>(i);
+            at >= batch.offsets[d] && at < batch.offsets[d + 1])
+          result[i] += static_cast<double>(rows.first(static_cast<std::int64_t>(length)));
+    }
+    return result;
   }
 
   void load() {
@@ -378,7 +397,7 @@ class DecoderRig {
     const auto list = [&](const std::vector<double>& values) {
       return TestTensor(stream_, DType::i32, {static_cast<std::int64_t>(values.size())}, values);
     };
-    const TestTensor ids = list(batch.ids), targets = list(batch.targets), places = list(batch.positions),
+    const TestTensor ids = list(batch.ids), targets = list(batch.targets), places = list(rope_rows(batch, cache)),
                      cu_q = list(batch.offsets), cu_k = list(key_offsets);
     const std::vector<std::int32_t> ids_on_host(batch.ids.begin(), batch.ids.end());
     DeviceBatch views;
@@ -417,7 +436,8 @@ class DecoderRig {
   const DecoderSettings settings_;
   WatchedWeights weights_;
   TestTensor rope_;
-  ActivationStore store_;  // of 128 tokens
+  std::int64_t text_tokens_ = 0;  // with a cache
+  ActivationStore store_;         // of 128 tokens
   Decoder decoder_;
   std::unique_ptr<Device> dry_device_;
   std::unique_ptr<Stream> dry_stream_;

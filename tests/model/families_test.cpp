@@ -135,6 +135,12 @@ TEST(Families, PhiRotatesAPartOfAHeadByFactorsOfItsOwn) {
     EXPECT_EQ(rope.long_factor, (std::vector<double>{2, 4}));
     EXPECT_DOUBLE_EQ(rope.attention_factor, std::sqrt(1 + std::log(4.0) / std::log(16.0)));
   }
+  // As transformers: the key beside the rotation counts, and 4096 without it; the one inside does not.
+  config["rope_scaling"]["original_max_position_embeddings"] = 8;
+  EXPECT_EQ(read_spec(config).rope.original_positions, 16);
+  config.erase("original_max_position_embeddings");
+  EXPECT_EQ(read_spec(config).rope.original_positions, 4096);
+  config["original_max_position_embeddings"] = 16;
   config["partial_rotary_factor"] = 0.3;  // 2.4 dimensions: 2
   config["rope_scaling"] = nullptr;
   EXPECT_EQ(read_spec(config).rope.rotary_dim, 2);

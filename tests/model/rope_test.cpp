@@ -103,5 +103,28 @@ TEST(Rope, AModelsTablesLieOneBelowTheOther) {
   EXPECT_EQ(rope_table_bytes(spec, 20), 2 * 20u * 12 * 4);
 }
 
+TEST(Rope, LongRopeHasRowsForShortAndForLongDocuments) {
+  DecoderSpec spec;
+  spec.rope = {.rotary_dim = 4, .scaling = RopeScaling::longrope, .original_positions = 8};
+  spec.rope.short_factor = {1, 1.5};
+  spec.rope.long_factor = {2, 4};
+  EXPECT_EQ(rope_table(spec, 8), rope_table(spec.rope, 8)) << "no document is longer";
+  std::vector<float> expected = rope_table(spec.rope, 8);
+  const std::vector<float> longer = rope_table(spec.rope, 20);
+  ASSERT_NE(expected, std::vector<float>(longer.begin(), longer.begin() + std::ssize(expected)));
+  expected.insert(expected.end(), longer.begin(), longer.end());
+  EXPECT_EQ(rope_table(spec, 20), expected);
+  EXPECT_EQ(rope_table_bytes(spec, 20), 28u * 4 * 4);
+  const RopeRows rows(spec, 20);
+  EXPECT_EQ(rows.first(8), 0);
+  EXPECT_EQ(rows.first(9), 8);
+  // The other layers' table has its rows where these have theirs.
+  spec.local_rope = RopeSpec{.rotary_dim = 4};
+  const std::vector<float> local = rope_table(*spec.local_rope, 20);
+  expected.insert(expected.end(), local.begin(), local.begin() + 8 * 4);
+  expected.insert(expected.end(), local.begin(), local.end());
+  EXPECT_EQ(rope_table(spec, 20), expected);
+}
+
 }  // namespace
 }  // namespace so

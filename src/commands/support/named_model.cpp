@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/file_system.h"
+#include "checkpoint/directory_dtype.h"
 #include "model/config.h"
 #include "model/model_dtype.h"
 
@@ -10,7 +12,8 @@ namespace so {
 NamedModel read_named_model(const std::string& name, Precision dtype) {
   ModelConfig config = resolve_config(name);
   DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType own = model_dtype(asked_dtype(dtype), config.text, config.origin);
+  const DType own = is_directory_path(name) ? directory_dtype(asked_dtype(dtype), name)
+                                            : model_dtype(asked_dtype(dtype), config.text, config.origin);
   return {std::move(config), std::move(spec), own};
 }
 

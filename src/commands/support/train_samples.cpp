@@ -37,20 +37,12 @@ std::optional<SampleRequest> read_samples(const TrainOptions& options, const Dec
   return samples;
 }
 
-void require_samples(const TrainingPlan& plan, const DecoderSpec& spec) {
+void require_samples(const TrainingPlan& plan) {
   if (plan.engine.gathered > 0)
     fail(
         "--sample_prompts: the weights of {} layers are gathered from all ranks for each use, and one rank generates; "
         "give --gathered_layers 0, or leave --sample_prompts out",
         plan.engine.gathered);
-  const std::int64_t own = plan.shape.longest_document, samples = plan.shape.sample_tokens;
-  // LongRoPE has other frequencies for long texts, and a run has one table of them.
-  if (samples > own && rope_frequencies(spec.rope, samples) != rope_frequencies(spec.rope, own))
-    fail(
-        "--sample_prompts: prompts and what is generated have up to {} tokens, and beyond {} this model has another "
-        "rotary embedding than the run's texts, of up to {}, are trained with; lower --sample_max_new_tokens, or shorten "
-        "the prompts",
-        samples, spec.rope.original_positions, own);
 }
 
 }  // namespace so

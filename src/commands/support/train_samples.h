@@ -17,6 +17,6 @@ std::optional<SampleRequest> read_samples(const TrainOptions& options, const Dec
                                           const ModelEncoder& encoder);
 
 // Throws Error if the run that was planned cannot make its samples, or only with other results of its steps.
-void require_samples(const TrainingPlan& plan, const DecoderSpec& spec);
+void require_samples(const TrainingPlan& plan);
 
 }  // namespace so

@@ -75,7 +75,7 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   ResidualStream residual(arena, context.activations(), n, hidden);
   Tensor normed = arena.acquire("final normed", context.activations(), {n, hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {n});
-  const DecoderPass pass{stream, batch, weights, arena, acquire_router_load(context, arena), 0, observer};
+  const DecoderPass pass{stream, batch, weights, arena, {}, 0, observer};
   {
     Arena::Scope of_layers(arena);
     layers.run(pass, residual, nullptr);

@@ -77,12 +77,12 @@ class Decoder {
           ActivationStore* store = nullptr, SequenceExchange* exchange = nullptr);
   ~Decoder();
 
-  // Writes the loss of every token: losses f32 [N] on the device. Where the spec asks for the router's load-balancing
-  // loss, every trained token's includes it. Activations are taken from `arena` and given back.
+  // Writes the loss of every token: losses f32 [N] on the device, without the routers' load-balancing loss, so that
+  // exp of their mean is the perplexity. Activations are taken from `arena` and given back.
   void forward_loss(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena, Tensor losses,
                     const ForwardObserver* observer = nullptr) const;
 
-  // The same with the gradients of grad_scale * sum(losses).
+  // The same with the gradients of grad_scale * sum(losses), and with the routers' loss where the spec asks for it.
   void forward_backward(Stream& stream, const DeviceBatch& batch, WeightSource& weights, GradientSink& gradients,
                         Arena& arena, Tensor losses, float grad_scale) const;
 

@@ -53,7 +53,6 @@ void OutputHead::loss(const DecoderPass& pass, Tensor normed, Tensor gathered, T
   Ops::LinearCrossEntropy call = loss_call(pass, normed, gathered, losses);
   call.workspace = acquire_logits_chunk(pass);
   context_.ops.linear_cross_entropy(pass.stream, call);
-  add_router_loss(context_, pass, losses);
   pass.show(unit, "the loss of the logits", losses);
 }
 

@@ -16,13 +16,14 @@ class OutputHead {
   void release(const DecoderPass& pass) const;
   // Computes `sum` = x + residual_scale * delta and `normed`, its norm times the scale of the logits; inv_rms: f32 [n].
   void norm(const DecoderPass& pass, Tensor normed, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta) const;
-  // Writes the losses, f32 [N], with the routers' load-balancing loss. `gathered`, T [N, H], is overwritten if the
-  // batch says which rows have a target.
+  // Writes the losses, f32 [N], of the logits alone. `gathered`, T [N, H], is overwritten if the batch says which rows
+  // have a target.
   void loss(const DecoderPass& pass, Tensor normed, Tensor gathered, Tensor losses) const;
   // Writes logits, f32 [rows, V].
   void logits(const DecoderPass& pass, Tensor normed, Tensor logits) const;
-  // Does all this and goes straight back: losses, and the gradient of the residual stream that the layers leave.
-  // residual.x and residual.scratch may be overwritten. Requires weights and gradients, and reports these.
+  // Does all this and goes straight back: losses, with the routers' load-balancing loss, and the gradient of the
+  // residual stream that the layers leave. residual.x and residual.scratch may be overwritten. Requires weights and
+  // gradients, and reports these.
   void forward_backward(const DecoderPass& pass, GradientSink& gradients, const ResidualStream& residual, Tensor losses,
                         Tensor dresidual) const;
 

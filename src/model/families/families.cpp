@@ -29,14 +29,17 @@ void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
     scaling.refuse("high_freq_factor", "must be greater than low_freq_factor");
 }
 
-std::int64_t read_original_positions(const ConfigReader& config, const ConfigReader& scaling, const DecoderSpec& spec) {
+// As transformers: Phi-3 has the key beside its rotation, 4096 without it, and does not look at the one inside.
+std::int64_t read_original_positions(const ConfigReader& config, const ConfigReader& scaling, const Family& family,
+                                     const DecoderSpec& spec) {
   constexpr auto key = "original_max_position_embeddings";
-  return scaling.positive_int(key, config.positive_int(key, spec.max_positions));
+  return &family == &phi3_family ? config.positive_int(key, 4096) : scaling.positive_int(key, spec.max_positions);
 }
 
-void read_yarn(const ConfigReader& config, const ConfigReader& scaling, const DecoderSpec& spec, RopeSpec& rope) {
+void read_yarn(const ConfigReader& config, const ConfigReader& scaling, const Family& family, const DecoderSpec& spec,
+               RopeSpec& rope) {
   rope.scaling = RopeScaling::yarn;
-  rope.original_positions = read_original_positions(config, scaling, spec);
+  rope.original_positions = read_original_positions(config, scaling, family, spec);
   rope.factor = scaling.positive_number("factor");
   rope.beta_fast = scaling.positive_number("beta_fast", 32);
   rope.beta_slow = scaling.positive_number("beta_slow", 1);
@@ -48,9 +51,10 @@ void read_yarn(const ConfigReader& config, const ConfigReader& scaling, const De
   if (rope.theta == 1) config.refuse("rope_theta", "must not be 1 with yarn");
 }
 
-void read_longrope(const ConfigReader& config, const ConfigReader& scaling, const DecoderSpec& spec, RopeSpec& rope) {
+void read_longrope(const ConfigReader& config, const ConfigReader& scaling, const Family& family,
+                   const DecoderSpec& spec, RopeSpec& rope) {
   rope.scaling = RopeScaling::longrope;
-  rope.original_positions = read_original_positions(config, scaling, spec);
+  rope.original_positions = read_original_positions(config, scaling, family, spec);
   const double factor = scaling.positive_number(
       "factor", static_cast<double>(spec.max_positions) / static_cast<double>(rope.original_positions));
   const auto usual =
@@ -90,9 +94,9 @@ RopeSpec read_rotation(const ConfigReader& config, const std::optional<ConfigRea
   if (type == "llama3") {
     read_llama3(*scaling, rope);
   } else if (type == "yarn") {
-    read_yarn(config, *scaling, spec, rope);
+    read_yarn(config, *scaling, family, spec, rope);
   } else if (type == "longrope") {
-    read_longrope(config, *scaling, spec, rope);
+    read_longrope(config, *scaling, family, spec, rope);
   } else if (type == "linear" || type == "dynamic") {
     rope.scaling = type == "linear" ? RopeScaling::linear : RopeScaling::dynamic;
     rope.factor = scaling->positive_number("factor");
@@ -124,6 +128,9 @@ void read_rotations_by_type(const ConfigReader& config, const Family& family, De
   spec.local_rope = read_rotation(config, local, family.local_theta_key, family.local_rope_theta, family, spec);
   if (spec.local_rope->rotary_dim != spec.rope.rotary_dim)
     config.refuse("rope_parameters", "partial_rotary_factor must be the same for all layers");
+  if (spec.rope.scaling == RopeScaling::longrope && spec.local_rope->scaling == RopeScaling::longrope &&
+      spec.rope.original_positions != spec.local_rope->original_positions)
+    config.refuse("rope_parameters", "original_max_position_embeddings must be the same for all layers");
   for (LayerSpec& layer : spec.layer_specs)
     if (layer.window > 0) layer.rotation = LayerRotation::local;
 }
