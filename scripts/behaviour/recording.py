@@ -27,7 +27,7 @@ VARYING = [
     (r"(disk: .*); .* free", r"\1"),
     (r"^(checkpoint saved: .*), [\d.]+ s\)", r"\1)"),
     (r"(: .*\b\d+ files.* [kMG]?B) in [\d.e-]+ s \(.*\)", r"\1"),  # checking checksums
-    (r"(tokens) in [\d.]+ ?s, .*tok/s", r"\1"),
+    (r"(tokens) in [\d.]+ ?s(; steps at .*tok/s)?", r"\1"),
     (r"(; host memory ).*", r"\1..."),  # what was measured beside what was planned
     (r"(program and data so far +).*", r"\1..."),
     (r"^(  in all ).*", r"\1..."),

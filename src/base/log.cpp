@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/progress.h"
 #include "base/terminal.h"
 
 namespace so {
@@ -59,6 +60,12 @@ struct Console {
     line = wrapped(printable_text(line), stderr_columns()) + '\n';
     write_out((progress_line.empty() ? "" : clear_line) + line + progress_line);
   }
+
+  void record(LogLevel message_level, std::string_view text) {
+    if (!sink || message_level < LogLevel::detail) return;
+    const std::string complaint = sink(message_level, std::string(prefix_of(message_level)).append(text));
+    if (!complaint.empty()) show(LogLevel::warning, complaint);
+  }
 };
 
 Console& console() {
@@ -82,9 +89,14 @@ void log_message(LogLevel level, std::string_view text) {
   Console& c = console();
   std::lock_guard lock(c.mutex);
   c.show(level, text);
-  if (!c.sink || level < LogLevel::detail) return;
-  const std::string complaint = c.sink(level, std::string(prefix_of(level)).append(text));
-  if (!complaint.empty()) c.show(LogLevel::warning, complaint);
+  c.record(level, text);
+}
+
+void log_progress(std::string_view shown, std::string_view recorded) {
+  Console& c = console();
+  std::lock_guard lock(c.mutex);
+  c.show(LogLevel::info, c.terminal ? std::string(shown) : time_stamp().append(" ").append(shown));
+  c.record(LogLevel::info, recorded);
 }
 
 void set_progress_line(ProgressLine line, std::string_view text) {

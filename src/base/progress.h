@@ -39,4 +39,9 @@ class ProgressReport {
 std::string progress_text(std::string_view title, double fraction, std::string_view detail, double seconds,
                           std::size_t columns = 0);
 
+// A line of progress that stays, such as a step's every so often: on a terminal above the progress line, elsewhere with
+// the time before it. A sink (base/log.h) gets `recorded`, which needs no terminal's width, and gets it with --quiet
+// too.
+void log_progress(std::string_view shown, std::string_view recorded);
+
 }  // namespace so

@@ -190,16 +190,18 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
     const double seconds = step();
     log_info("warm-up step {}: {:.4f} s, loss {:.4f}", i + 1, seconds, result.last.loss);
   }
+  std::vector<MeasuredStep> timed;
   const EngineCounters before = state->of_step().counters();
   for (std::int64_t i = 0; i < options.steps; ++i) {
     result.seconds.push_back(step());
     const StepOverlap overlap = overlap_of(result.last.counters);
-    result.overlap += overlap;
+    timed.push_back({.overlap = overlap, .model_flops = result.last.model_flops});
     log_info("step {}: {:.4f} s{}", i + 1, result.seconds.back(),
              options.no_optimizer ? "" : fmt::format(", overlap efficiency {:.3f}", overlap.efficiency()));
   }
   result.counters = since(state->of_step().counters(), before);
-  result.figures = compare_with_plan(plan, device, memory, seconds_of(result.seconds, result.overlap));
+  result.steps = figures_of(timed);
+  result.figures = compare_with_plan(plan, device, memory, result.steps);
   if (ranks.size() == 1)
     if (const auto learned = learn_rates(plan, state->measured_times(), options.warmup + options.steps))
       log_info("{}", describe(*learned, plan.rates));
@@ -230,8 +232,8 @@ std::vector<RankSteps> gather_steps(const BenchStepOptions& options, Communicato
   RankSteps own;
   own.seconds = median(m.seconds);
   own.tokens = static_cast<double>(m.last.plan.tokens) / ranks.size();
-  own.waiting = total(m.overlap.device_idle) / static_cast<double>(m.seconds.size());
-  if (!options.no_optimizer) own.efficiency = m.overlap.efficiency();
+  own.waiting = m.steps.of_a_step(total(m.steps.sum.overlap.device_idle));
+  if (!options.no_optimizer) own.efficiency = m.steps.sum.overlap.efficiency();
   own.host_bytes = static_cast<double>(peak_resident_bytes());
   own.gemm_rate = gemm_rate;
   own.host = ranks.place().host;

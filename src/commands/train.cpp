@@ -435,7 +435,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
   learn_from(trainer, asked, plan, std::time(nullptr));
-  return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.seconds()),
+  return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.step_figures()),
              memory_by_name(plan.memory, &memory),
              trained_model_line(options.output_dir, export_bytes, asked.formats.exported));
 }

@@ -58,9 +58,11 @@ struct RunTotals {
   double first_loss = 0, last_loss = 0;
   std::optional<Evaluation> best_evaluation, last_evaluation;
   std::int64_t clipped_steps = 0, skipped_steps = 0;
-  std::optional<OverlapRecord> overlap;  // seconds of one step, the mean of all but the first
+  // Means over the steps that the closing figures are of (plan/step_figures.h).
+  std::int64_t measured_steps = 0;
+  double tokens_per_s = 0;
+  std::optional<OverlapRecord> overlap;  // seconds of one step
   std::string outcome;                   // how the run ended: finished, interrupted, benchmarked, diverged
-  double tokens_per_s() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 };
 
 // A figure of a run as it was planned, and as it came.

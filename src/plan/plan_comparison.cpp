@@ -9,7 +9,6 @@
 #include "base/host_memory.h"
 #include "base/quantities.h"
 #include "device/backend.h"
-#include "plan/machine/measure.h"
 
 namespace so {
 
@@ -47,25 +46,17 @@ std::size_t MemoryMeter::ledger_peak(MemoryKind kind) const {
   return peak > peaks_before_[static_cast<std::size_t>(kind)] ? peak : ledger.held(kind);
 }
 
-StepSeconds seconds_of(std::span<const double> steps, const StepOverlap& overlap) {
-  if (steps.empty()) return {};
-  const auto count = static_cast<double>(steps.size());
-  return {.step = median({steps.begin(), steps.end()}),
-          .device = overlap.device_work() / count,
-          .host_adamw = overlap.host_adamw() / count,
-          .overlap = overlap.efficiency()};
-}
-
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
-                                             const StepSeconds& seconds) {
+                                             const StepFigures& steps) {
   std::vector<PlannedFigure> figures;
-  if (plan.estimate && seconds.step > 0) {
-    figures.push_back({"step_seconds", plan.estimate->seconds(), seconds.step});
+  if (plan.estimate && steps.steps > 0) {
     const StepOverlap planned = plan.estimate->overlap();
-    figures.push_back({"overlap_efficiency", planned.efficiency(), seconds.overlap});
-    figures.push_back({"device_seconds", plan.estimate->gpu, seconds.device});
-    if (planned.host_adamw() > 0 || seconds.host_adamw > 0)
-      figures.push_back({"host_adamw_seconds", planned.host_adamw(), seconds.host_adamw});
+    const StepOverlap& measured = steps.sum.overlap;
+    figures.push_back({"step_seconds", plan.estimate->seconds(), steps.seconds()});
+    figures.push_back({"overlap_efficiency", planned.efficiency(), measured.efficiency()});
+    figures.push_back({"device_seconds", plan.estimate->gpu, steps.of_a_step(measured.device_work())});
+    if (planned.host_adamw() > 0 || measured.host_adamw() > 0)
+      figures.push_back({"host_adamw_seconds", planned.host_adamw(), steps.of_a_step(measured.host_adamw())});
   }
   const auto add = [&](const char* name, std::size_t planned, std::size_t measured) {
     if (planned > 0 || measured > 0)

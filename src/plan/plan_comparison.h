@@ -10,6 +10,7 @@
 
 #include "device/device.h"
 #include "io/metrics.h"
+#include "plan/step_figures.h"
 #include "plan/training_plan.h"
 
 namespace so {
@@ -39,21 +40,10 @@ class MemoryMeter {
   std::map<std::string, std::size_t> names_before_[memory_kinds];
 };
 
-// The seconds of a step and of its parts; 0: none was measured.
-struct StepSeconds {
-  double step = 0;        // the median
-  double device = 0;      // that the device worked, and did not wait
-  double host_adamw = 0;  // that AdamW on the host worked
-  double overlap = 0;     // efficiency, of all steps together; no seconds
-};
-
-// Averages over steps that took `steps` seconds each; `overlap` is the sum of their parts.
-StepSeconds seconds_of(std::span<const double> steps, const StepOverlap& overlap);
-
 // step_seconds, overlap_efficiency, device_seconds, host_adamw_seconds, device_bytes, pinned_bytes and host_bytes,
 // those that were planned or measured at all.
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
-                                             const StepSeconds& seconds);
+                                             const StepFigures& steps);
 
 // The plan's memory by kind and name, the most in any phase; and beside it, with a meter, what was measured of it, with
 // the names that were not planned behind them.

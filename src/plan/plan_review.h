@@ -17,7 +17,7 @@ namespace so {
 // The measurements of the steps since the last look.
 struct MeasuredSteps {
   std::int64_t count = 0;
-  double step_seconds = 0;    // the median
+  double step_seconds = 0;    // as plan/step_figures.h counts, like the waits
   double pass_seconds = 0;    // of the device: forward and backward of a step, without waits and its own update
   double update_seconds = 0;  // of the host's AdamW, an element, beside the device's work; 0: none was measured
   double host_wait_seconds = 0, link_wait_seconds = 0;  // of the device, a step

@@ -109,6 +109,12 @@ std::string overlap_line(const StepOverlap& overlap, double steps) {
   return fmt::format("overlap efficiency: {:.3f}; a step's {}", overlap.efficiency(), describe(overlap, steps));
 }
 
+std::string left_out_line(const StepFigures& figures) {
+  return fmt::format(
+      "figures of {} of {} steps: {} took more than half as long again for the work, as steps that load kernels do",
+      figures.steps, figures.steps + figures.left_out, figures.left_out);
+}
+
 std::string trained_model_line(const std::string& directory, std::uint64_t weight_bytes, DType dtype) {
   return fmt::format("model: {} (a Hugging Face directory, {} of weights in {})", directory, format_bytes(weight_bytes),
                      name_of(dtype));

@@ -14,6 +14,7 @@
 #include "offload/schedule/parameter_layout.h"
 #include "options/train_options.h"
 #include "plan/machine/planning_machine.h"
+#include "plan/step_figures.h"
 #include "plan/training_plan.h"
 
 namespace so {
@@ -45,6 +46,9 @@ RunFacts run_facts(std::string model, const TrainingPlan& plan, const Device& de
 OverlapRecord record_of(const StepOverlap& overlap, double steps = 1);
 // "overlap efficiency: 0.931; a step's device: work 1.9551 s, idle 0.1449: waiting for ...; host: AdamW ..."
 std::string overlap_line(const StepOverlap& overlap, double steps);
+
+// "figures of 98 of 100 steps: 2 took more than half as long again for their work, as steps that load kernels do"
+std::string left_out_line(const StepFigures& figures);
 
 // "model: out (a Hugging Face directory, 56.7 MB of weights in float32)"
 std::string trained_model_line(const std::string& directory, std::uint64_t weight_bytes, DType dtype);

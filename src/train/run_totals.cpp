@@ -41,9 +41,9 @@ std::vector<std::string> describe(const RunTotals& t) {
   std::vector<std::string> lines;
   const std::string steps =
       t.steps == 1 ? fmt::format("step {}", t.last_step) : fmt::format("steps {} to {}", t.first_step, t.last_step);
-  lines.push_back(fmt::format("trained: {}, {} tokens in {}, {:.0f} tok/s", steps, t.tokens,
+  lines.push_back(fmt::format("trained: {}, {} tokens in {}{}", steps, t.tokens,
                               t.seconds < 10 ? fmt::format("{:.1f}s", t.seconds) : format_duration(t.seconds),
-                              t.tokens_per_s()));
+                              t.measured_steps > 0 ? fmt::format("; steps at {:.0f} tok/s", t.tokens_per_s) : ""));
   lines.push_back(
       fmt::format("loss: {:.4f} at step {}, {:.4f} at step {}", t.first_loss, t.first_step, t.last_loss, t.last_step));
   if (t.best_evaluation && t.last_evaluation)

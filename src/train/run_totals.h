@@ -22,8 +22,8 @@ class RunTotalsMeter {
   RunTotals totals_;
 };
 
-// For people, a line a subject: "trained: steps 1 to 12, 3034 tokens in 8s, 372 tok/s", losses, evaluations if there
-// were any, clipped and skipped steps. Empty for a run without a step.
+// For people, a line a subject: "trained: steps 1 to 12, 3034 tokens in 8s; steps at 372 tok/s", losses, evaluations if
+// there were any, clipped and skipped steps. Empty for a run without a step.
 std::vector<std::string> describe(const RunTotals& totals);
 
 }  // namespace so

@@ -114,9 +114,12 @@ Trainer::Step Trainer::train_step() {
   count(step);
   state_.sampler = in_.batches.state();
   state_.tokens += step.plan.tokens;
-  step_seconds_.push_back(step.seconds);
+  if (steps_made() > (in_.options.bench_steps ? in_.options.warmup_steps : 1))
+    steps_.add({.overlap = overlap_of(step.counters),
+                .tokens = static_cast<double>(step.plan.tokens),
+                .model_flops = step.model_flops,
+                .reference_flops = step.reference_flops});
   time_limit_.end_step(step.seconds, step.plan.tokens);
-  if (step_seconds_.size() > 1) overlap_ += overlap_of(step.counters);
   return step;
 }
 
@@ -340,10 +343,6 @@ Trainer::Outcome Trainer::run_steps() {
     return Outcome::interrupted;
   }
 
-  // Benchmark: what was measured after the warm-up steps.
-  double bench_seconds = 0, bench_tokens = 0, bench_flops = 0, bench_reference = 0;
-  std::int64_t bench_done = 0;
-
   while (!ended()) {
     trace(state_.step - first_step_);
     const Step r = train_step();
@@ -356,14 +355,7 @@ Trainer::Outcome Trainer::run_steps() {
       return Outcome::diverged;
     }
     if (benchmark) {
-      if (state_.step - first_step_ > o.warmup_steps) {
-        bench_seconds += r.seconds;
-        bench_tokens += static_cast<double>(r.plan.tokens);
-        bench_flops += r.model_flops;
-        bench_reference += r.reference_flops;
-        ++bench_done;
-      }
-      if (bench_done == o.bench_steps || stop_requested()) break;
+      if (steps_made() - o.warmup_steps == o.bench_steps || stop_requested()) break;
       continue;
     }
     const bool last = state_.step == in_.length.steps;
@@ -379,12 +371,13 @@ Trainer::Outcome Trainer::run_steps() {
   progress_.end();
   trace(-1);
   if (benchmark) {
-    if (bench_done == 0)
-      fail("no step was measured: the run has {} steps and --warmup_steps is {}", state_.step - first_step_,
-           o.warmup_steps);
+    const StepFigures figures = steps_.figures();
+    if (figures.steps == 0)
+      fail("no step was measured: the run has {} steps and --warmup_steps is {}", steps_made(), o.warmup_steps);
+    const double seconds = figures.sum.overlap.seconds;
     log_info("benchmark: {} steps, {:.4f} s a step, {:.1f} tokens/s, {:.4g} TFLOP/s (reference {:.4g}), peak memory {}",
-             bench_done, bench_seconds / static_cast<double>(bench_done), bench_tokens / bench_seconds,
-             bench_flops / bench_seconds / 1e12, bench_reference / bench_seconds / 1e12,
+             figures.steps + figures.left_out, figures.seconds(), figures.tokens_per_s(),
+             figures.sum.model_flops / seconds / 1e12, figures.sum.reference_flops / seconds / 1e12,
              format_bytes(peak_resident_bytes()));
     return Outcome::benchmarked;
   }

@@ -20,12 +20,12 @@
 #include "io/tensorboard.h"
 #include "model/model_on_device.h"
 #include "offload/engine.h"
-#include "offload/schedule/overlap.h"
 #include "ops/runtime.h"
 #include "optim/lr_schedule.h"
 #include "options/train_options.h"
 #include "plan/plan_comparison.h"
 #include "plan/plan_review.h"
+#include "plan/step_figures.h"
 #include "plan/training_plan.h"
 #include "train/interrupt.h"
 #include "train/run_totals.h"
@@ -73,11 +73,12 @@ class Trainer {
   // After an error of any kind the log says where the run can be resumed, once it has done a step.
   Outcome run();
 
-  // The times of this run's steps without the first, which begins with nothing under way; none before the second.
-  StepSeconds seconds() const;
+  // What the closing figures say of the steps: all but the first, which begins with nothing under way, or of a
+  // benchmark those after the warm-up steps.
+  StepFigures step_figures() const { return steps_.figures(); }
   // Return what the engine measured of its latest steps, and how many steps this process has made.
   StepTimes measured_times() const { return engine_.measured_times(); }
-  std::int64_t steps_made() const { return std::ssize(step_seconds_); }
+  std::int64_t steps_made() const { return state_.step - first_step_; }
   // Whether the run ended without something it should have written: a checkpoint, or a line of a record. Each was
   // reported when it happened.
   bool incomplete() const {
@@ -164,13 +165,12 @@ class Trainer {
   std::filesystem::path resumed_from_;
   std::int64_t last_saved_step_ = -1;
   bool save_failed_ = false;
-  std::vector<double> step_seconds_;
+  StepHistory steps_;  // those that the closing figures may count
   Progress progress_;
   std::optional<InterruptGuard> interrupt_;  // while run() is under way
   std::string stopped_by_;                   // the signal, once stop_requested()
   RunTotalsMeter totals_;
   std::string how_to_resume_;
-  StepOverlap overlap_;      // of the steps after the first
   EngineCounters reported_;  // at the last log_breakdown()
   EngineCounters reviewed_;  // at the last review_plan()
   MicroBatch batch_;

@@ -5,16 +5,10 @@
 #include "base/log.h"
 #include "device/backend.h"
 #include "offload/engine_report.h"
-#include "plan/machine/measure.h"
 #include "train/run_report.h"
 #include "train/trainer.h"
 
 namespace so {
-
-StepSeconds Trainer::seconds() const {
-  if (step_seconds_.size() < 2) return {};
-  return seconds_of(std::span(step_seconds_).subspan(1), overlap_);
-}
 
 namespace {
 
@@ -39,13 +33,18 @@ void Trainer::record_summary(Outcome outcome, std::span<const PlannedFigure> fig
   if (!keeps_records()) return;
   RunTotals totals = totals_.totals();
   totals.outcome = name_of(outcome);
-  const double steps = static_cast<double>(step_seconds_.size()) - 1;
-  if (steps > 0) totals.overlap = record_of(overlap_, steps);
+  const StepFigures measured = step_figures();
+  const StepOverlap& overlap = measured.sum.overlap;
+  const auto steps = static_cast<double>(measured.steps);
+  totals.measured_steps = measured.steps;
+  totals.tokens_per_s = measured.tokens_per_s();
+  if (measured.steps > 0) totals.overlap = record_of(overlap, steps);
   metrics_->summary(state_.step, figures, totals, memory);
   tensorboard_->summary(state_.step, figures);
   if (in_.options.bench_steps) return;
   for (const std::string& line : describe(totals)) log_info("{}", line);
-  if (steps > 0) log_info("{}", overlap_line(overlap_, steps));
+  if (measured.left_out > 0) log_detail("{}", left_out_line(measured));
+  if (measured.steps > 0) log_info("{}", overlap_line(overlap, steps));
 }
 
 void Trainer::report(const Step& r) {
@@ -82,21 +81,24 @@ void Trainer::report(const Step& r) {
   review_plan();
 }
 
-bool Trainer::review_is_due() const {
-  return in_.review != nullptr && std::ssize(step_seconds_) % PlanReview::steps_between == 0;
-}
+bool Trainer::review_is_due() const { return in_.review != nullptr && steps_made() % PlanReview::steps_between == 0; }
 
 void Trainer::review_plan() {
   constexpr std::int64_t every = PlanReview::steps_between;
   if (!review_is_due()) return;
   const EngineCounters now = engine_.counters(), steps = since(now, reviewed_);
+  reviewed_ = now;
+  const StepFigures latest = steps_.figures_of_last(every);
+  if (latest.steps == 0) return;  // a benchmark's warm-up steps
   const StepTimes times = engine_.measured_times();
   const HostCounters& host = steps.host;
   const auto a_step = [&](auto value) { return static_cast<double>(value) / static_cast<double>(every); };
-  const auto waited = [&](WaitReason reason) { return a_step(steps.device_waits[static_cast<std::size_t>(reason)]); };
+  const auto waited = [&](WaitReason reason) {
+    return latest.of_a_step(latest.sum.overlap.device_idle[static_cast<std::size_t>(reason)]);
+  };
   MeasuredSteps measured;
   measured.count = every;
-  measured.step_seconds = median({step_seconds_.end() - every, step_seconds_.end()});
+  measured.step_seconds = latest.seconds();
   if (times.forward_seconds > 0) measured.pass_seconds = times.forward_seconds + times.backward_seconds;
   measured.update_seconds = times.update_seconds;
   measured.host_wait_seconds = waited(WaitReason::host);
@@ -104,7 +106,6 @@ void Trainer::review_plan() {
   measured.speculated = a_step(host.speculated);
   measured.previewed = a_step(host.previewed);
   measured.left = a_step(host.updated_in_place + host.updated_weights_first);
-  reviewed_ = now;
   for (const std::string& line : in_.review->look(measured)) log_detail("{}", line);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/quantities.h"
 #include "base/terminal.h"
 
@@ -70,23 +71,30 @@ void Progress::step(const StepMetrics& m) {
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   last_ = m;
   seconds_left_ = elapsed / static_cast<double>(m.step - done_at_start_) * static_cast<double>(total_ - m.step);
-  behind_ = true;
-  const bool due = stderr_is_terminal() ? now - drawn_ >= between_redraws || m.step == total_
-                                        : m.step % interval_ == 0 || m.step == total_;
-  if (due) draw();
+  logged_ = false;
+  const bool due = m.step % interval_ == 0 || m.step == total_;
+  if (due || now - drawn_ >= between_redraws) draw();
+  if (due) log();
+}
+
+std::string Progress::text(std::size_t columns) const {
+  return training_progress_text(last_, total_, seconds_left_, columns);
 }
 
 void Progress::draw() {
-  const std::size_t columns = stderr_is_terminal() ? stderr_columns() - 1 : 0;
-  set_progress_line(ProgressLine::run, training_progress_text(last_, total_, seconds_left_, columns));
+  if (!stderr_is_terminal()) return;
+  set_progress_line(ProgressLine::run, text(stderr_columns() - 1));
   drawn_ = Clock::now();
-  behind_ = false;
+}
+
+void Progress::log() {
+  log_progress(text(stderr_is_terminal() ? stderr_columns() - 1 : 0), text(0));
+  logged_ = true;
 }
 
 void Progress::end() {
-  if (behind_ && stderr_is_terminal()) draw();
-  behind_ = false;
-  keep_progress_line();
+  if (stderr_is_terminal()) set_progress_line(ProgressLine::run, "");
+  if (!logged_) log();
 }
 
 }  // namespace so

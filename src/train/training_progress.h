@@ -17,22 +17,24 @@ std::string training_progress_text(const StepMetrics& metrics, std::int64_t tota
 
 class Progress {
  public:
-  // Prints a line every `interval` steps where output is not a terminal. A terminal's line is redrawn after a step, at
-  // most ten times a second, in the terminal's width at that time.
+  // Logs a line every `interval` steps and for the last one. A terminal shows each step besides, in a line that is
+  // redrawn at most ten times a second, in the terminal's width at that time.
   Progress(std::int64_t first_step, std::int64_t total_steps, std::int64_t interval);
 
   void step(const StepMetrics& metrics);
-  void end();  // the terminal's line, brought up to date, stays where it is
+  void end();  // the line of the last step done stays, whether or not it was due
 
  private:
   using Clock = std::chrono::steady_clock;
+  std::string text(std::size_t columns) const;
   void draw();
+  void log();
 
   std::int64_t done_at_start_, total_, interval_;
   Clock::time_point start_, drawn_{};
   StepMetrics last_;
   double seconds_left_ = 0;
-  bool behind_ = false;  // the terminal does not show the last step yet
+  bool logged_ = true;  // what there is of the last step
 };
 
 }  // namespace so

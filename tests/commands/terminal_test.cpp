@@ -39,7 +39,8 @@ TEST_F(TerminalTest, FitsAnyWidthAndLeavesTheLossesOnTheScreen) {
   for (const std::size_t columns : {80u, 120u, 200u}) {
     SCOPED_TRACE(columns);
     const std::string output = "out" + std::to_string(columns);
-    const TerminalOutcome o = run_on_terminal(here(six_steps(output)), temporary_.path(), columns);
+    const TerminalOutcome o =
+        run_on_terminal(here(six_steps(output).set("log_interval", "3")), temporary_.path(), columns);
     const std::string text = o.screen.text();
     ASSERT_EQ(o.exit_code, 0) << text;
     EXPECT_EQ(o.screen.overflows(), 0) << text;
@@ -54,6 +55,7 @@ TEST_F(TerminalTest, FitsAnyWidthAndLeavesTheLossesOnTheScreen) {
     EXPECT_TRUE(has(o.screen.rows()[last_step], " tok/s | ")) << text;
     EXPECT_EQ(has(o.screen.rows()[last_step], "TFLOP/s"), columns >= 120) << text;
     EXPECT_EQ(count(text, "step 5/6 |"), 0u) << "the line is redrawn in place: " << text;
+    for (const char* step : {"step 3/6 |", "step 6/6 |"}) EXPECT_EQ(count(text, step), 1u) << text;
     for (const char* part : {"model: model: Qwen3ForCausalLM, ", "data: data.jsonl: 120 records, ",
                              "plan: 6 steps of 1 x 2", on_gpu() ? "memory: GPU " : "memory: host ", "output: out",
                              "step 2: evaluation loss ", "checkpoint saved: out", "checkpoint pruned: out",
@@ -62,6 +64,28 @@ TEST_F(TerminalTest, FitsAnyWidthAndLeavesTheLossesOnTheScreen) {
       EXPECT_TRUE(has(text, part)) << part << " is missing in:\n" << text;
     for (const char* part : {"settings:", "memory plan:", "warning"}) EXPECT_FALSE(has(text, part)) << part << text;
   }
+}
+
+TEST_F(TerminalTest, LinesAtTheIntervalStayOnTheScreenAndInRunLog) {
+  const TerminalOutcome o =
+      run_on_terminal(here(six_steps("out").set("log_interval", "2").set("max_steps", "7")), temporary_.path(), 80);
+  ASSERT_EQ(o.exit_code, 0) << o.screen.text();
+  EXPECT_EQ(o.screen.overflows(), 0) << o.screen.text();
+  const auto steps_in = [](const std::vector<std::string>& lines, const std::string& pattern) {
+    std::string steps;
+    for (const auto& text : lines) {
+      std::smatch match;
+      if (std::regex_match(text, match, std::regex(pattern))) steps += match[1];
+    }
+    return steps;
+  };
+  const std::vector<std::string> rows(o.screen.rows().begin(), o.screen.rows().end());
+  EXPECT_EQ(steps_in(rows, R"(step (\d)/7 \| loss .*)"), "2467") << o.screen.text();
+  // With every field, however narrow the terminal is, and with --quiet.
+  const std::string line = R"(\S+ \S+ step (\d)/7 \| epoch \S+ \| loss \S+ \| .*TFLOP/s .* \| ETA \S+)";
+  EXPECT_EQ(steps_in(lines_of(log_of("out")), line), "2467") << log_of("out");
+  ASSERT_EQ(run_here(six_steps("quiet").set("log_interval", "3").set("max_steps", "7").flag("quiet")).exit_code, 0);
+  EXPECT_EQ(steps_in(lines_of(log_of("quiet")), line), "367") << log_of("quiet");
 }
 
 TEST_F(TerminalTest, AWindowMayBeNarrowOrUnknown) {
@@ -162,6 +186,10 @@ TEST_F(TerminalTest, MetricsEndWithTheNumbersOfTheSummary) {
     final = line.at("loss");
   }
   EXPECT_EQ(run.at("tokens"), tokens);
+  const std::int64_t measured = run.at("measured_steps");
+  EXPECT_GE(measured, 1);
+  EXPECT_LE(measured, 5) << "the first begins with nothing under way";
+  EXPECT_GT(run.at("tokens_per_s"), 0);
   EXPECT_EQ(run.at("first_loss"), first);
   EXPECT_EQ(run.at("last_loss"), final);
   EXPECT_EQ(run.at("best_evaluation").at("eval_loss"), best);

@@ -35,7 +35,8 @@ TEST_F(Comparison, HasTheFiguresThatThereAre) {
   plan.memory.add(MemoryKind::device, "weights", 3000);
   plan.memory.add(MemoryKind::pageable, "state", 5000);
   const Buffer weights = take(MemoryKind::device, 3300);
-  auto figures = compare_with_plan(plan, *device_, meter, {.step = 2.0, .device = 1.5});
+  StepFigures steps{.steps = 10, .sum = {.overlap = {.seconds = 21, .device_idle = {6}, .host = {9}}}};
+  auto figures = compare_with_plan(plan, *device_, meter, steps);
   ASSERT_EQ(figures.size(), 2u) << "no time is planned, and nothing pinned";
   EXPECT_EQ(figures[0].name, "device_bytes");
   EXPECT_NEAR(figures[0].difference(), 0.1, 1e-12);
@@ -44,25 +45,14 @@ TEST_F(Comparison, HasTheFiguresThatThereAre) {
 
   plan.estimate = StepEstimate{.gpu = 1.5, .waits = {0.5}, .exposed = 0.5, .host_time = {1}};
   const Buffer pinned = take(MemoryKind::pinned, 512);
-  figures = compare_with_plan(plan, *device_, meter, {.step = 2.1, .device = 1.5, .host_adamw = 0.9, .overlap = 0.72});
+  figures = compare_with_plan(plan, *device_, meter, steps);
   ASSERT_EQ(figures.size(), 7u);
   EXPECT_EQ(describe(figures[0]), "step 2.1000 s, planned 2.0000 s (+5.0%)");
-  EXPECT_EQ(describe(figures[1]), "overlap efficiency 0.720, planned 0.750 (-4.0%)");
+  EXPECT_EQ(describe(figures[1]), "overlap efficiency 0.714, planned 0.750 (-4.8%)");
   EXPECT_EQ(describe(figures[2]), "device work of a step 1.5000 s, planned 1.5000 s (+0.0%)");
   EXPECT_EQ(describe(figures[3]), "AdamW on the host 0.9000 s, planned 1.0000 s (-10.0%)");
   EXPECT_EQ(describe(figures[5]), "pinned memory 512 bytes, planned 0 bytes") << "of nothing there is no share";
   EXPECT_EQ(compare_with_plan(plan, *device_, meter, {}).size(), 3u) << "no step was measured";
-}
-
-TEST(StepSeconds, AreMedianAndMeans) {
-  StepOverlap overlap{.seconds = 5, .device_idle = {1}, .host = {3}};
-  overlap.device_idle[static_cast<std::size_t>(WaitReason::checkpoint)] = 0.4;
-  const double steps[] = {2, 3};
-  const StepSeconds seconds = seconds_of(steps, overlap);
-  EXPECT_DOUBLE_EQ(seconds.step, 3);
-  EXPECT_DOUBLE_EQ(seconds.device, (5 - 1 - 0.4) / 2);
-  EXPECT_DOUBLE_EQ(seconds.host_adamw, 1.5);
-  EXPECT_DOUBLE_EQ(seconds.overlap, 3.6 / 5);
 }
 
 }  // namespace

@@ -96,8 +96,8 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"first_loss", m.first_loss},
       {"last_loss", m.last.loss},
       {"clipped_steps", m.counters.clipped_steps},
-      {"device_wait_seconds_a_step", total(m.overlap.device_idle) / static_cast<double>(steps)}};
-  if (!r.plain()) result["overlap"] = to_json(m.overlap, static_cast<double>(steps));
+      {"device_wait_seconds_a_step", m.steps.of_a_step(total(m.steps.sum.overlap.device_idle))}};
+  if (!r.plain()) result["overlap"] = to_json(m.steps.sum.overlap, static_cast<double>(m.steps.steps));
   if (r.plan.estimate) {
     result["expected"] = {{"step_seconds", r.plan.estimate->seconds()}, {"waiting_seconds", r.plan.estimate->exposed}};
     if (!r.plain()) result["expected"]["overlap"] = to_json(r.plan.estimate->overlap(), 1);
@@ -135,11 +135,11 @@ void print(const StepReport& r) {
   for (const PlannedFigure& figure : m.figures)
     if (figure.name.ends_with("_bytes")) fmt::print("peak {}\n", describe(figure));
   if (!r.plain()) {
-    fmt::print("overlap         efficiency {:.3f}{}\n", m.overlap.efficiency(),
+    fmt::print("overlap         efficiency {:.3f}{}\n", m.steps.sum.overlap.efficiency(),
                r.plan.estimate ? fmt::format(", expected {:.3f}", r.plan.estimate->overlap().efficiency()) : "");
     if (r.plan.estimate) fmt::print("expected of a step: {}\n", describe(r.plan.estimate->overlap()));
     fmt::print("measured of a step, {} of {} clipped: {}\n", m.counters.clipped_steps, steps,
-               describe(m.overlap, static_cast<double>(steps)));
+               describe(m.steps.sum.overlap, static_cast<double>(m.steps.steps)));
     if (const std::string schedule = describe_schedule(m.counters); !schedule.empty()) fmt::print("{}\n", schedule);
   }
   fmt::print("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last.loss);

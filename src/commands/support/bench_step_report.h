@@ -8,7 +8,6 @@
 
 #include "device/trace_summary.h"
 #include "offload/engine.h"
-#include "offload/schedule/overlap.h"
 #include "plan/machine/measure.h"
 #include "plan/plan_comparison.h"
 #include "plan/training_plan.h"
@@ -18,7 +17,7 @@ namespace so {
 
 struct StepMeasurement {
   EngineCounters counters;      // of the timed steps, and what little is between them
-  StepOverlap overlap;          // of the timed steps together
+  StepFigures steps;            // of the timed steps
   std::vector<double> seconds;  // of each step, in order
   StepResult last;              // each step does the same work
   double first_loss = 0;
