@@ -8,13 +8,14 @@
 #   base/run_log.cpp         opens run.log with the same guards, since it may neither throw nor log
 #   base/standard_streams.cpp   opens /dev/null in place of a closed stream
 #   data/token_cache.cpp     makes a file that is its owner's alone from its first moment
-#   io/atomic_directory.cpp, io/own_files.cpp   open directories, to hold and flush them, and to remove by name in them
+#   io/atomic_directory.cpp, io/held_directory.cpp, io/own_files.cpp   open directories, to hold and flush them, and to
+#                            remove by name in them
 #   io/temporary_cache.cpp   opens its directory, to hold it and to empty it from a signal handler
 #   io/run_lock.cpp          opens a file that it locks, with the same guards and no link followed
 # usage: check_file_calls.sh SRC_DIR
 set -eu
 cd "$1"
-exceptions='^(base/file|base/file_system|base/run_log|base/standard_streams|device/gpu_place|device/host_pages|base/host_memory|data/token_cache|io/atomic_directory|io/own_files|io/run_lock|io/temporary_cache)\.cpp:'
+exceptions='^(base/file|base/file_system|base/run_log|base/standard_streams|device/gpu_place|device/host_pages|base/host_memory|data/token_cache|io/atomic_directory|io/held_directory|io/own_files|io/run_lock|io/temporary_cache)\.cpp:'
 calls='std::(basic_)?[io]?fstream|(^|[^a-zA-Z_])(fopen|freopen|fdopen|creat|openat|mkstemp)[[:space:]]*\(|(^|[^a-zA-Z_:])::open[[:space:]]*\(|(fs|filesystem)::copy(_file)?[[:space:]]*\(|std::rdbuf|filebuf'
 found=$(grep -rnE "$calls" . --include='*.h' --include='*.cpp' --include='*.cu' --include='*.cuh' | sed 's|^\./||' |
   grep -vE "$exceptions" || true)

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file_system.h"
 #include "base/log.h"
 #include "base/mapping_guard.h"
 #include "base/quantities.h"
@@ -99,9 +100,14 @@ void fail_io(std::string_view action, const std::filesystem::path& path, int err
 
 File::File(std::filesystem::path path, int flags, std::string_view action) : path_(std::move(path)) {
   // O_NONBLOCK: opening a FIFO by mistake must not hang; it means nothing for regular files.
+  // O_NOFOLLOW: what is written is not written through a link, which others may have put there.
+  const int follow = (flags & O_ACCMODE) == O_RDONLY ? 0 : O_NOFOLLOW;
   do {
-    descriptor_ = ::open(path_.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666);
+    descriptor_ = ::open(path_.c_str(), flags | follow | O_CLOEXEC | O_NONBLOCK, 0666);
   } while (descriptor_ < 0 && errno == EINTR);
+  if (descriptor_ < 0 && errno == ELOOP && follow != 0)
+    fail("cannot {} {}: it is a link, and nothing is written through links; remove it, or choose another name", action,
+         printable_path(path_));
   if (descriptor_ < 0) fail_io(action, path_, errno);
   struct stat status {};
   int error = 0;
@@ -291,10 +297,13 @@ void write_text_file_atomically(const std::filesystem::path& path, std::string_v
   std::filesystem::path temporary = path;
   temporary += fmt::format(".tmp-{}-{}", ::getpid(), counter.fetch_add(1));
   try {
-    File file = File::create(temporary);
+    ::unlink(temporary.c_str());  // an earlier process of this number may have left it, or somebody a link
+    File file = File::create_new(temporary);
     file.write_all(text);
     file.sync();
     file.close();
+    if (is_link_path(path))
+      fail("{} is a link, which is not replaced; remove it, or choose another name", printable_path(path));
     if (::rename(temporary.c_str(), path.c_str()) != 0) fail_io("replace", path, errno);
   } catch (...) {
     ::unlink(temporary.c_str());

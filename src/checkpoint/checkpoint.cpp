@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/quantities.h"
@@ -44,8 +45,17 @@ std::string foreign_in(const OwnFiles& own, const std::filesystem::path& checkpo
   return {};
 }
 
+void refuse_link(const std::filesystem::path& checkpoint) {
+  if (is_link_path(checkpoint))
+    fail(
+        "{} is a link where the run's own checkpoints go, and it is neither replaced nor renamed; remove it, or choose "
+        "another --output_dir",
+        printable_path(checkpoint));
+}
+
 // Gives a checkpoint another name, under which it keeps all it has and is nobody's. Returns that.
 std::filesystem::path set_aside(const OwnFiles& own, const std::filesystem::path& checkpoint) {
+  refuse_link(checkpoint);
   std::error_code error;
   std::filesystem::path kept;
   for (int i = 1; kept.empty() || std::filesystem::exists(std::filesystem::symlink_status(kept, error)); ++i)
@@ -146,6 +156,12 @@ CheckpointWriter::CheckpointWriter(OffloadEngine& engine, const ModelFiles& sour
       only_model_(only_model),
       ranks_(engine.ranks().duplicate()) {
   ranks_->set_least_time_limit(seconds_for_files(bytes()));
+}
+
+void CheckpointWriter::goes_on_from(std::int64_t step) {
+  for (const Checkpoint& checkpoint : directory_.list_with_damaged())
+    if (checkpoint.step > step) refuse_link(checkpoint.path);
+  resumed_from_ = step;
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -269,7 +285,8 @@ void CheckpointWriter::commit(AtomicDirectory& directory, const TrainerState& st
   write_checksums(directory.path(), std::move(checksums));
   const OwnFiles own(directory_.path());
   set_aside_if_foreign(own, directory.final_path());
-  if (const auto step = std::exchange(resumed_from_, std::nullopt)) set_aside_beyond(own, directory_, *step);
+  if (resumed_from_) set_aside_beyond(own, directory_, *resumed_from_);
+  resumed_from_.reset();
   own.add(files_in(directory.path(), directory.final_path().filename().string() + "/"));
   directory.commit();
 }

@@ -37,8 +37,8 @@ class CheckpointWriter {
   ~CheckpointWriter();  // waits; logs a failure that nobody asked for
 
   // The run was resumed from this step. What the directory has of steps beyond it is of another course, and is given
-  // another name before the first checkpoint of this one.
-  void goes_on_from(std::int64_t step) { resumed_from_ = step; }
+  // another name before the first checkpoint of this one. Throws Error if one of those is a link, which cannot be.
+  void goes_on_from(std::int64_t step);
 
   // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits
   // until the bucket has been written. Waits for the save before, if it still runs. Throws what that one failed with;

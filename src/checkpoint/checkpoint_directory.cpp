@@ -37,7 +37,7 @@ std::optional<std::int64_t> checkpoint_step(std::string_view name) {
 
 fs::path CheckpointDirectory::path_of(std::int64_t step) const {
   SO_CHECK(step >= 0, "step {}", step);
-  return path_ / fmt::format("{}{}", prefix, step);
+  return path() / fmt::format("{}{}", prefix, step);
 }
 
 std::vector<Checkpoint> CheckpointDirectory::list() const { return list({trainer_state_file}); }
@@ -50,9 +50,10 @@ std::vector<Checkpoint> CheckpointDirectory::list_with_damaged() const {
 std::vector<Checkpoint> CheckpointDirectory::list(std::initializer_list<const char*> signs) const {
   std::vector<Checkpoint> found;
   std::error_code error;
-  fs::directory_iterator entries(path_, error);
+  const fs::path directory = path();
+  fs::directory_iterator entries(directory, error);
   if (error == std::errc::no_such_file_or_directory) return found;
-  if (error) fail_io("list", path_, error.value());
+  if (error) fail_io("list", directory, error.value());
   for (const auto& entry : entries) {
     const auto step = checkpoint_step(entry.path().filename().string());
     const auto has = [&](const char* file) { return fs::is_regular_file(entry.path() / file, error); };
@@ -109,8 +110,9 @@ void require_writable(const fs::path& directory) {
   }
   make_directories(directory);
   const fs::path probe = directory / fmt::format(".write-test-{}", ::getpid());
+  ::unlink(probe.c_str());  // of a process that had our number and was killed
   try {
-    File file = File::create(probe);
+    File file = File::create_new(probe);
     file.write_all(std::string_view("x"));
     file.close();
   } catch (...) {

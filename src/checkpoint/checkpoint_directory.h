@@ -5,9 +5,12 @@
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
+
+#include "io/held_directory.h"
 
 namespace so {
 
@@ -26,8 +29,10 @@ std::optional<std::int64_t> checkpoint_step(std::string_view name);
 class CheckpointDirectory {
  public:
   explicit CheckpointDirectory(std::filesystem::path output_directory) : path_(std::move(output_directory)) {}
+  // Of a directory that may be moved.
+  explicit CheckpointDirectory(std::shared_ptr<const HeldDirectory> held) : held_(std::move(held)) {}
 
-  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path path() const { return held_ ? held_->path() : path_; }
   std::filesystem::path path_of(std::int64_t step) const;
 
   std::vector<Checkpoint> list() const;  // the complete ones, lowest step first; none if the directory is absent
@@ -49,6 +54,7 @@ class CheckpointDirectory {
  private:
   std::vector<Checkpoint> list(std::initializer_list<const char*> signs) const;
   std::filesystem::path path_;
+  std::shared_ptr<const HeldDirectory> held_;
 };
 
 // Removes what killed processes left of unfinished checkpoints, models and records in a directory whose lock (RunLock)

@@ -46,8 +46,9 @@ void write_buckets(OffloadEngine& engine, ModelExport& model) {
 }
 
 // All of a model directory but its weights.
-void write_small_files(const ModelFiles& source, DType exported, const std::filesystem::path& directory) {
-  source.directory().copy_auxiliary_files(directory);
+void write_small_files(const ModelFiles& source, DType exported, const std::filesystem::path& directory,
+                       const HfDirectory::CopyFailure& on_failure = {}) {
+  source.directory().copy_auxiliary_files(directory, on_failure);
   write_text_file_atomically(directory / "config.json", config_with_dtype(source.config_json(), exported));
 }
 
@@ -102,13 +103,14 @@ void for_each_part(const ParameterLayout& layout, Range range, const std::functi
 }
 
 ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
-                         const std::filesystem::path& destination, std::uint64_t max_shard_bytes)
+                         const std::filesystem::path& destination, std::uint64_t max_shard_bytes,
+                         const HfDirectory::CopyFailure& on_failure)
     : engine_(engine),
       source_(source),
       destination_(destination),
       writer_(directory, exported_tensors(source, engine.formats().exported), max_shard_bytes,
               writers_of(engine.ranks())) {
-  if (engine.ranks().rank() == 0) write_small_files(source, engine.formats().exported, directory);
+  if (engine.ranks().rank() == 0) write_small_files(source, engine.formats().exported, directory, on_failure);
 }
 
 void ModelExport::write_bucket(const Bucket& bucket) {
@@ -171,8 +173,8 @@ void export_model(OffloadEngine& engine, const ModelFiles& source, const std::fi
   const auto checksums = ranks.size() == 1 ? model->checksums() : checksums_by_ranks(ranks, path, model->files());
   together(ranks, [&] {
     if (!staged) return;
-    write_checksums(path, {{}, checksums});
-    put_model_into(path, directory);
+    write_checksums(staged->path(), {{}, checksums});
+    put_model_into(staged->path(), staged->final_path().parent_path());
   });
 }
 
@@ -194,7 +196,7 @@ void export_checkpoint_model(const std::filesystem::path& checkpoint, Communicat
       fail("{} is damaged: it {}", printable_path(checkpoint / damage.front().file), damage.front().what);
     write_small_files(source, exported, staged.path());
     write_checksums(staged.path(), std::move(weights));
-    put_model_into(staged.path(), directory);
+    put_model_into(staged.path(), staged.final_path().parent_path());
   });
 }
 
@@ -213,6 +215,11 @@ void put_model_into(const std::filesystem::path& staged, const std::filesystem::
   FileNames stale;
   for (const std::string& name : own.read().value_or(FileNames()))
     if (is_weight_file_name(name) && !names.contains(name)) stale.insert(name);
+  // A folder or file that became a link since the run began is somebody else's.
+  for (const std::string& name : files)
+    for (const std::filesystem::path& part : {std::filesystem::path(name).parent_path(), std::filesystem::path(name)})
+      if (!part.empty() && is_link_path(directory / part))
+        fail("{} is a link, which is neither replaced nor followed; remove it", printable_path(directory / part));
   own.add(names);
   if (!stale.empty()) own.remove(stale);
   std::set<std::filesystem::path> folders{directory};

@@ -18,9 +18,10 @@ class ModelExport {
   // auxiliary files. What was quantised is written as the rest. Claims the space for the weights in `directory`, in
   // files of at most so many bytes of tensors (but for a tensor that is larger). `destination` is what messages call
   // the directory, which may have a temporary name until it is whole. With several ranks each has one, rank 0 before
-  // the others: it makes the files.
+  // the others: it makes the files. `on_failure`: as HfDirectory::copy_auxiliary_files() has it.
   ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
-              const std::filesystem::path& destination, std::uint64_t max_shard_bytes = default_max_shard_bytes);
+              const std::filesystem::path& destination, std::uint64_t max_shard_bytes = default_max_shard_bytes,
+              const HfDirectory::CopyFailure& on_failure = {});
 
   // Writes what this rank has of the bucket. Throws Divergence if a weight is not finite.
   void write_bucket(const Bucket& bucket);

@@ -124,6 +124,8 @@ std::vector<std::string> foreign_files(const fs::path& directory, const FileName
     const std::string name = path.filename().string();
     if (is_top_name(name) || (is_checkpoint_name(name) && type_of(path) != fs::file_type::directory)) {
       look_at(name);
+    } else if (name == export_directory || (name == "runs" && type_of(path) != fs::file_type::directory)) {
+      foreign.insert(name);
     } else if (is_checkpoint_name(name)) {
       for (const std::string& file : files_in(path, name + "/", 8)) look_at(file);
     }

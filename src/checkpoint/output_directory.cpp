@@ -199,6 +199,7 @@ void OutputDirectory::require_usable(std::uint64_t bytes) const {
 void OutputDirectory::prepare(std::uint64_t bytes) {
   const fs::path directory = options_.output_dir;
   require_writable(directory);
+  held_ = std::make_shared<const HeldDirectory>(directory);
   lock_.emplace(directory);
   if (options_.resume == "latest") {
     const auto now = latest_in(directory);
@@ -207,6 +208,10 @@ void OutputDirectory::prepare(std::uint64_t bytes) {
   }
   require_free_space(directory, bytes);
   remove_stale_temporaries_of_runs(directory);
+}
+
+CheckpointDirectory OutputDirectory::checkpoints() const {
+  return held_ ? CheckpointDirectory(held_) : CheckpointDirectory(options_.output_dir);
 }
 
 bool OutputDirectory::owns(const std::string& name) const {

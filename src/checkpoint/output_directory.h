@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <optional>
 
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/output_contents.h"
 #include "checkpoint/trainer_state.h"
+#include "io/held_directory.h"
 #include "io/run_lock.h"
 #include "options/train_options.h"
 
@@ -38,6 +41,9 @@ class OutputDirectory {
   // Creates the directory, takes its lock for the life of this object, proves that it can be written and has `bytes`
   // free, and removes what a killed process left of its own files. Nothing of an earlier run is touched.
   void prepare(std::uint64_t bytes);
+  // The directory as it is named, and from prepare() on wherever it has been moved to.
+  CheckpointDirectory checkpoints() const;
+  std::filesystem::path path() const { return checkpoints().path(); }
   // Removes, by name, the files of the run that is overwritten, and records those that this one begins with. Called
   // when the new run has something to put there: its weights are loaded.
   void begin();
@@ -52,6 +58,7 @@ class OutputDirectory {
   const InputOptions& inputs_;
   const OwnFiles own_;
   std::optional<Checkpoint> checkpoint_;
+  std::shared_ptr<const HeldDirectory> held_;
   std::optional<RunLock> lock_;
 };
 

@@ -3,6 +3,8 @@
 #include <span>
 #include <string_view>
 
+#include "base/file.h"
+#include "base/log.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/finite_state.h"
 #include "checkpoint/rank_files.h"
@@ -18,7 +20,13 @@ constexpr std::string_view word_of(StateArray array) {
 
 StateFiles::StateFiles(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
                        const std::filesystem::path& destination, std::int64_t step, bool only_model)
-    : engine_(engine), destination_(destination), model_(engine, source, directory, destination) {
+    : engine_(engine),
+      destination_(destination),
+      // The weights are worth keeping without the others.
+      model_(engine, source, directory, destination, default_max_shard_bytes,
+             [&](const std::string& name, const char* why) {
+               log_error("{} is saved without {}: {}", printable_path(destination), name, why);
+             }) {
   if (only_model) return;
   const auto specs = trained_specs(engine.layout(), DType::f32);
   const std::map<std::string, std::string> metadata{{step_metadata, std::to_string(step)}};

@@ -437,7 +437,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   learn_from(trainer, asked, plan, std::time(nullptr));
   return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.step_figures()),
              memory_by_name(plan.memory, &memory),
-             trained_model_line(options.output_dir, export_bytes, asked.formats.exported));
+             trained_model_line(output.path().string(), export_bytes, asked.formats.exported));
 }
 
 const RegisteredCommand train_command([] {

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "base/log.h"
+#include "io/held_directory.h"
 
 namespace so {
 namespace {
@@ -42,11 +44,14 @@ Lock lock_directory(int descriptor, bool wait) {
   return Lock::acquired;
 }
 
+enum class Links : std::uint8_t { refuse, follow };
+
 // An open directory whose lock goes when it closes.
 class DirectoryLock {
  public:
-  explicit DirectoryLock(const fs::path& path)
-      : descriptor_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) {}
+  explicit DirectoryLock(const fs::path& path, Links links = Links::refuse)
+      : descriptor_(
+            ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | (links == Links::follow ? 0 : O_NOFOLLOW))) {}
   ~DirectoryLock() {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
@@ -122,24 +127,31 @@ void sync_tree(const fs::path& directory) {
   fsync_directory(directory);
 }
 
-// Zero or an errno value. `flags` as renameat2's; where the file system has no such flag, EINVAL.
-int rename_with(const fs::path& from, const fs::path& to, unsigned flags) {
-  return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0 ? 0 : errno;
+// Zero or an errno value. `flags` as renameat2's; where the file system has no such flag, EINVAL. Names are relative to
+// the open directory `at`, or paths.
+int rename_with(int at, const fs::path& from, const fs::path& to, unsigned flags) {
+  return ::renameat2(at, from.c_str(), at, to.c_str(), flags) == 0 ? 0 : errno;
 }
 
 bool lacks_flags(int error) { return error == EINVAL || error == ENOSYS || error == ENOTSUP; }
 
-int rename_if_absent(const fs::path& from, const fs::path& to) {
-  const int error = rename_with(from, to, RENAME_NOREPLACE);
+int rename_if_absent(int at, const fs::path& from, const fs::path& to) {
+  const int error = rename_with(at, from, to, RENAME_NOREPLACE);
   if (!lacks_flags(error)) return error;
   // rename() replaces an empty directory without a word, hence the look before.
   struct stat status {};
-  if (::lstat(to.c_str(), &status) == 0) return EEXIST;
-  return ::rename(from.c_str(), to.c_str()) == 0 ? 0 : errno;
+  if (::fstatat(at, to.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return EEXIST;
+  return ::renameat(at, from.c_str(), at, to.c_str()) == 0 ? 0 : errno;
 }
 
 [[noreturn]] void fail_exists(const fs::path& path) {
   fail("{} exists already; remove it or choose another directory", printable_path(path));
+}
+
+void refuse_link(const fs::path& path) {
+  if (is_link_path(path))
+    fail("{} is a link, which is neither replaced nor followed; remove it or choose another directory",
+         printable_path(path));
 }
 
 fs::path parent_of(const fs::path& path) { return path.parent_path(); }
@@ -150,83 +162,96 @@ fs::path normalized(const fs::path& path) {
   fs::path result = fs::absolute(path, error).lexically_normal();
   if (error) fail_io("find", path, error.value());
   if (!result.has_filename()) result = result.parent_path();  // a trailing slash
-  if (!is_link_path(result)) return result;
-  fs::path target = fs::canonical(result, error);  // else the link would be replaced
-  if (error) fail_io("follow", result, error.value());
-  return target;
+  refuse_link(result);
+  return result;
 }
 
 }  // namespace
 
 AtomicDirectory::AtomicDirectory(const fs::path& final_path, IfExists if_exists)
-    : final_path_(normalized(final_path)), temporary_(with_mark(final_path_, temporary_mark)), if_exists_(if_exists) {
-  if (path_exists(final_path_)) {
-    if (if_exists == IfExists::refuse) fail_exists(final_path_);
-    if (!is_directory_path(final_path_)) fail("{} exists and is not a directory", printable_path(final_path_));
+    : asked_path_(normalized(final_path)),
+      final_name_(asked_path_.filename().string()),
+      temporary_name_(with_mark(asked_path_.filename(), temporary_mark).string()),
+      if_exists_(if_exists) {
+  if (path_exists(asked_path_)) {
+    if (if_exists == IfExists::refuse) fail_exists(asked_path_);
+    if (!is_directory_path(asked_path_)) fail("{} exists and is not a directory", printable_path(asked_path_));
   }
-  make_directories(parent_of(final_path_));
+  make_directories(parent_of(asked_path_));
+  DirectoryLock parent(parent_of(asked_path_), Links::follow);
+  if (!parent.is_open()) fail_io("open directory", parent_of(asked_path_), errno);
+  parent_ = parent.descriptor();
 
   // A cleaner may look at the directory between our mkdir and our lock; then it is gone, and made again.
   for (int attempt = 0; attempt < 100; ++attempt) {
-    if (::mkdir(temporary_.c_str(), 0777) != 0) {
-      if (errno != EEXIST) fail_io("create directory", temporary_, errno);
+    const fs::path temporary = path();
+    if (::mkdirat(parent_, temporary_name_.c_str(), 0777) != 0) {
+      if (errno != EEXIST) fail_io("create directory", temporary, errno);
       // Left by a process that had our number, as happens in containers; or in use by another object of this process.
-      if (!if_stale(temporary_, ::getpid(), [&] { remove_tree(temporary_); }) && path_exists(temporary_)) {
-        fail("{} is in use: {} is being written already", printable_path(temporary_), printable_path(final_path_));
+      if (!if_stale(temporary, ::getpid(), [&] { remove_tree(temporary); }) && path_exists(temporary)) {
+        fail("{} is in use: {} is being written already", printable_path(temporary), printable_path(asked_path_));
       }
       continue;
     }
-    DirectoryLock lock(temporary_);
+    DirectoryLock lock(temporary);
     if (!lock.is_open()) {
-      if (errno != ENOENT) fail_io("open directory", temporary_, errno);
+      if (errno != ENOENT) fail_io("open directory", temporary, errno);
       continue;
     }
     lock_directory(lock.descriptor(), true);
-    if (!same_file(lock.descriptor(), temporary_)) continue;
+    if (!same_file(lock.descriptor(), temporary)) continue;
     lock_ = lock.release();
+    parent.release();
     return;
   }
-  fail("cannot create {}: another process keeps removing it", printable_path(temporary_));
+  fail("cannot create {}: another process keeps removing it", printable_path(path()));
 }
 
 AtomicDirectory::~AtomicDirectory() {
   if (!committed_) {
     std::error_code error;
-    fs::remove_all(temporary_, error);
-    if (error) log_warning("cannot remove {}: {}", printable_path(temporary_), error.message());
+    fs::remove_all(path(), error);
+    if (error) log_warning("cannot remove {}: {}", printable_path(path()), error.message());
   }
-  if (lock_ >= 0) ::close(lock_);
+  ::close(lock_);
+  ::close(parent_);
 }
 
-void AtomicDirectory::commit() {
-  SO_CHECK(!committed_, "{} committed twice", printable_path(final_path_));
-  sync_tree(temporary_);
+fs::path AtomicDirectory::path() const { return place_of(parent_, parent_of(asked_path_)) / temporary_name_; }
+fs::path AtomicDirectory::final_path() const { return place_of(parent_, parent_of(asked_path_)) / final_name_; }
 
-  std::optional<fs::path> previous;  // where the replaced directory is now
-  int error = rename_if_absent(temporary_, final_path_);
-  if (error == EEXIST && if_exists_ == IfExists::refuse) fail_exists(final_path_);
+void AtomicDirectory::commit() {
+  SO_CHECK(!committed_, "{} committed twice", printable_path(asked_path_));
+  sync_tree(path());
+
+  std::optional<std::string> previous;  // the name that the replaced directory has now
+  int error = rename_if_absent(parent_, temporary_name_, final_name_);
+  if (error == EEXIST && if_exists_ == IfExists::refuse) fail_exists(final_path());
   if (error == EEXIST) {
-    error = rename_with(temporary_, final_path_, RENAME_EXCHANGE);
+    refuse_link(final_path());
+    error = rename_with(parent_, temporary_name_, final_name_, RENAME_EXCHANGE);
     if (error == 0) {
-      previous = temporary_;
+      previous = temporary_name_;
     } else if (lacks_flags(error)) {
       // Two renames. The lock tells remove_stale_temporaries that somebody is alive in between.
-      previous = with_mark(final_path_, aside_mark);
-      remove_tree(*previous);
-      const DirectoryLock lock(final_path_);
+      previous = with_mark(final_name_, aside_mark).string();
+      remove_tree(final_path().parent_path() / *previous);
+      const DirectoryLock lock(final_path());
       if (lock.is_open()) lock_directory(lock.descriptor(), true);
-      if (::rename(final_path_.c_str(), previous->c_str()) != 0) fail_io("rename", final_path_, errno);
-      error = rename_if_absent(temporary_, final_path_);
-      if (error != 0) ::rename(previous->c_str(), final_path_.c_str());
+      if (::renameat(parent_, final_name_.c_str(), parent_, previous->c_str()) != 0)
+        fail_io("rename", final_path(), errno);
+      error = rename_if_absent(parent_, temporary_name_, final_name_);
+      if (error != 0) ::renameat(parent_, previous->c_str(), parent_, final_name_.c_str());
     }
   }
-  if (error != 0) fail_io("rename " + printable_path(temporary_) + " to", final_path_, error);
+  if (error != 0) fail_io("rename " + printable_path(path()) + " to", final_path(), error);
   committed_ = true;
-  fsync_directory(parent_of(final_path_));
+  const fs::path parent = final_path().parent_path();
+  fsync_directory(parent);
   if (previous) {
     std::error_code remains;
-    fs::remove_all(*previous, remains);
-    if (remains) log_warning("cannot remove the previous {}: {}", printable_path(*previous), remains.message());
+    fs::remove_all(parent / *previous, remains);
+    if (remains) log_warning("cannot remove the previous {}: {}", printable_path(final_path()), remains.message());
   }
 }
 
@@ -244,7 +269,7 @@ int remove_stale_temporaries(const fs::path& parent, const std::function<bool(st
     const fs::path path = parent / name;
     if (const auto aside = split_mark(name, aside_mark); aside && ours(aside->base)) {
       if_stale(path, aside->pid, [&] {
-        const int error = rename_if_absent(path, parent / aside->base);
+        const int error = rename_if_absent(AT_FDCWD, path, parent / aside->base);
         if (error == EEXIST) {
           remove_tree(path);
           ++removed;
@@ -264,9 +289,9 @@ int remove_stale_temporaries(const fs::path& parent, const std::function<bool(st
 void remove_directory_atomically(const fs::path& path) {
   const fs::path target = normalized(path);
   const fs::path temporary = with_mark(target, temporary_mark);
-  int error = rename_if_absent(target, temporary);
+  int error = rename_if_absent(AT_FDCWD, target, temporary);
   if (error == EEXIST && if_stale(temporary, ::getpid(), [&] { remove_tree(temporary); })) {
-    error = rename_if_absent(target, temporary);
+    error = rename_if_absent(AT_FDCWD, target, temporary);
   }
   if (error != 0) fail_io("remove", target, error);
   fsync_directory(parent_of(target));

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <string_view>
 
 namespace so {
@@ -13,26 +14,29 @@ enum class IfExists { refuse, replace };
 // final name. Without commit() the destructor removes it. Whoever looks at the final path, also after kill -9 or a
 // power cut at any moment, finds nothing, the previous directory, or the new one: whole in each case (see
 // remove_stale_temporaries for the one exception, on file systems that cannot exchange two names).
+// The parent is held by descriptor: where it is moved, the directory appears in it there.
 // One thread at a time; the files inside may be written by several.
 class AtomicDirectory {
  public:
   // Creates the temporary directory, and the final path's parent if absent. With IfExists::refuse an existing final
-  // path is an Error here already, and again at commit().
+  // path is an Error here already, and again at commit(). A link there is an Error in any case: it is neither replaced
+  // nor followed.
   explicit AtomicDirectory(const std::filesystem::path& final_path, IfExists if_exists = IfExists::refuse);
   ~AtomicDirectory();
   AtomicDirectory(const AtomicDirectory&) = delete;
   AtomicDirectory& operator=(const AtomicDirectory&) = delete;
 
-  const std::filesystem::path& path() const { return temporary_; }         // write here
-  const std::filesystem::path& final_path() const { return final_path_; }  // absolute
+  std::filesystem::path path() const;        // write here; absolute
+  std::filesystem::path final_path() const;  // absolute
 
   // Flushes every file and directory inside to the device, renames, and flushes the parent. With IfExists::replace the
   // previous directory is then removed. After an Error nothing has changed at the final path.
   void commit();
 
  private:
-  std::filesystem::path final_path_;
-  std::filesystem::path temporary_;
+  std::filesystem::path asked_path_;  // the final one, unless the parent is moved
+  std::string final_name_, temporary_name_;
+  int parent_ = -1;
   IfExists if_exists_;
   int lock_ = -1;  // of the temporary: held while we live, so that others can tell it from a dead process's
   bool committed_ = false;

@@ -1,13 +1,18 @@
 #include "io/hf_directory.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file_system.h"
 #include "base/log.h"
 #include "base/quantities.h"
+#include "io/contained_files.h"
 #include "io/json_events.h"
 
 namespace so {
@@ -18,6 +23,7 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t max_config_bytes = 16'000'000;
 constexpr std::uint64_t max_index_bytes = 100'000'000;
 constexpr std::uint64_t max_auxiliary_bytes = 512'000'000;  // of one file; beyond that it is data, not part of a model
+constexpr std::uint64_t max_text_in_memory = 64'000'000;    // of a file that is held; of a larger one its descriptor is
 constexpr const char* single_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 constexpr const char* template_directory = "additional_chat_templates";  // as transformers names it
@@ -146,9 +152,17 @@ bool is_auxiliary(std::string_view name) {
   fail("{} has no weights: neither {} nor {}", where, single_file, index_file);
 }
 
-void copy_auxiliary_file(const File& file, const std::string& name, const fs::path& to) {
-  if (const fs::path folder = fs::path(name).parent_path(); !folder.empty()) make_directories(to / folder);
-  copy_regular_file(file, to / name, max_auxiliary_bytes);
+// The size of an open file, and when it was last written to, in nanoseconds.
+std::pair<std::uint64_t, std::int64_t> stamp_of(const File& file) {
+  struct stat status {};
+  if (::fstat(file.descriptor(), &status) != 0) fail_io("look at", file.path(), errno);
+  return {static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+// Returns where a file of this name is to be written.
+fs::path place_for(const fs::path& directory, const std::string& name) {
+  if (const fs::path folder = fs::path(name).parent_path(); !folder.empty()) make_directories(directory / folder);
+  return directory / name;
 }
 
 }  // namespace
@@ -168,7 +182,8 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
   if (!path_exists(directory / "config.json")) {
     fail("{} has no config.json; give the path of a Hugging Face model directory", printable_path(directory));
   }
-  config_json_ = read_text_file(directory / "config.json", max_config_bytes);
+  const ContainedFiles files(directory);
+  config_json_ = text_of(files.open("config.json"), max_config_bytes);
 
   const bool single = path_exists(directory / single_file);
   const bool indexed = path_exists(directory / index_file);
@@ -177,19 +192,19 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
     // transformers prefers the single file too.
     if (indexed) log_warning("{} has {} and {}: using the former", printable_path(directory), single_file, index_file);
     refuse_lfs_pointer(directory / single_file);
-    shards_.emplace_back(directory / single_file);
+    shards_.emplace_back(files.open(single_file));
   } else if (indexed) {
     const std::string source = printable_path(directory / index_file);
-    weight_map = parse_safetensors_index(read_text_file(directory / index_file, max_index_bytes), source);
-    std::set<std::string> files;
-    for (const auto& [name, file] : weight_map) files.insert(file);
-    for (const std::string& file : files) {
+    weight_map = parse_safetensors_index(text_of(files.open(index_file), max_index_bytes), source);
+    std::set<std::string> shards;
+    for (const auto& [name, file] : weight_map) shards.insert(file);
+    for (const std::string& file : shards) {
       if (!path_exists(directory / file)) {
         fail("{} is missing, but {} lists it; the download or copy is not complete", printable_path(directory / file),
              index_file);
       }
       refuse_lfs_pointer(directory / file);
-      shards_.emplace_back(directory / file);
+      shards_.emplace_back(files.open(file));
     }
   } else {
     refuse_without_weights(directory);
@@ -226,6 +241,7 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
   }
 
   auxiliary_files_ = so::auxiliary_files(directory);
+  for (const std::string& name : auxiliary_files_) files.open(name);
 }
 
 std::uint64_t HfDirectory::total_bytes() const {
@@ -259,18 +275,50 @@ std::vector<std::string> auxiliary_files(const fs::path& directory) {
 }
 
 void copy_auxiliary_files(const fs::path& from, const fs::path& to) {
-  for (const std::string& name : auxiliary_files(from)) copy_auxiliary_file(File::open(from / name), name, to);
+  const ContainedFiles files(from);
+  for (const std::string& name : auxiliary_files(from))
+    copy_regular_file(files.open(name), place_for(to, name), max_auxiliary_bytes);
 }
 
-void HfDirectory::copy_auxiliary_files(const fs::path& to) const {
-  if (held_.empty()) return so::copy_auxiliary_files(directory_, to);
-  for (std::size_t i = 0; i < held_.size(); ++i) copy_auxiliary_file(held_[i], auxiliary_files_[i], to);
+std::vector<HfDirectory::HeldFile> HfDirectory::open_auxiliary_files() const {
+  const ContainedFiles files(directory_);
+  std::vector<HeldFile> held;
+  for (const std::string& name : auxiliary_files_) {
+    File file = files.open(name);
+    const auto [bytes, modified] = stamp_of(file);
+    held.push_back({std::move(file), std::nullopt, bytes, modified});
+  }
+  return held;
 }
 
 void HfDirectory::hold_auxiliary_files() {
-  std::vector<File> held;
-  for (const std::string& name : auxiliary_files_) held.push_back(File::open(directory_ / name));
+  std::vector<HeldFile> held = open_auxiliary_files();
+  for (HeldFile& each : held)
+    if (each.file.size() <= max_text_in_memory) each.text = text_of(each.file, max_text_in_memory);
   held_ = std::move(held);
+}
+
+void HfDirectory::copy_auxiliary_files(const fs::path& to, const CopyFailure& on_failure) const {
+  const std::vector<HeldFile> opened = held_ ? std::vector<HeldFile>() : open_auxiliary_files();
+  const std::vector<HeldFile>& files = held_ ? *held_ : opened;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const std::string& name = auxiliary_files_[i];
+    try {
+      const HeldFile& held = files[i];
+      if (held.text) {
+        write_text_file_atomically(place_for(to, name), *held.text);
+        continue;
+      }
+      if (stamp_of(held.file) != std::pair(held.bytes, held.modified))
+        fail("{} has changed since it was opened", printable_path(held.file.path()));
+      copy_regular_file(held.file, place_for(to, name), max_auxiliary_bytes);
+    } catch (const NoRoom&) {
+      throw;
+    } catch (const Error& error) {
+      if (!on_failure) throw;
+      on_failure(name, error.what());
+    }
+  }
 }
 
 std::vector<Shard> plan_shards(std::span<const TensorSpec> tensors, std::uint64_t max_shard_bytes) {

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,12 +27,13 @@ std::map<std::string, std::string> parse_safetensors_index(std::string_view json
 // tokenizer's files, chat templates ("additional_chat_templates/NAME.jinja", too), processors' configurations,
 // licences; regular files of at most 512 MB. Not weights, index, training state.
 std::vector<std::string> auxiliary_files(const std::filesystem::path& directory);
-// Copies them into another directory, which must exist. Files that exist there are replaced.
+// Copies them into another directory, which must exist. Files that exist there are replaced. Links out of `from` are
+// refused (io/contained_files.h).
 void copy_auxiliary_files(const std::filesystem::path& from, const std::filesystem::path& to);
 
 // A model directory opened for reading. The constructor validates it whole: every header, and the index against the
-// shards (a missing shard; a tensor that is listed but absent, present but not listed, or in two shards). Const
-// methods may be called from several threads.
+// shards (a missing shard; a tensor that is listed but absent, present but not listed, or in two shards), and that no
+// file is a link out of the directory (io/contained_files.h). Const methods may be called from several threads.
 class HfDirectory {
  public:
   explicit HfDirectory(const std::filesystem::path& directory);
@@ -56,20 +59,31 @@ class HfDirectory {
   const std::vector<SafetensorsReader>& shards() const { return shards_; }
   const SafetensorsReader& shard_of(std::string_view name) const;
 
-  // As the functions above, of this directory.
+  // As the functions above, of this directory. With `on_failure` the files that cannot be copied, for another reason
+  // than a full disk, are left out, and it is told their names and why.
+  using CopyFailure = std::function<void(const std::string& name, const char* why)>;
   const std::vector<std::string>& auxiliary_files() const { return auxiliary_files_; }
-  void copy_auxiliary_files(const std::filesystem::path& to) const;
-  // Opens them, so that they can be copied when the directory is gone.
+  void copy_auxiliary_files(const std::filesystem::path& to, const CopyFailure& on_failure = {}) const;
+  // Reads them, or opens them where they are large, so that they are copied as they are now, also when the directory
+  // has changed or is gone.
   void hold_auxiliary_files();
 
  private:
+  struct HeldFile {
+    File file;
+    std::optional<std::string> text;
+    std::uint64_t bytes = 0;    // when it was opened
+    std::int64_t modified = 0;  // likewise, in nanoseconds
+  };
+  std::vector<HeldFile> open_auxiliary_files() const;
+
   std::filesystem::path directory_;
   std::string config_json_;
   std::vector<SafetensorsReader> shards_;
   std::vector<std::string> tensor_names_;
   std::unordered_map<std::string_view, std::size_t> shard_of_tensor_;  // keys point into tensor_names_
   std::vector<std::string> auxiliary_files_;
-  std::vector<File> held_;  // each of them, or none
+  std::optional<std::vector<HeldFile>> held_;  // in the same order
 };
 
 // One weight file of a model to be written.

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "io/held_directory.h"
 
 namespace so {
 namespace {
@@ -97,7 +98,7 @@ RunLock::RunLock(const fs::path& directory) : file_(directory / run_lock_file) {
 RunLock::~RunLock() {
   if (descriptor_ < 0) return;
   // While the lock is held nobody else may remove it, so the name is ours if it was.
-  if (still_named(descriptor_, file_)) ::unlink(file_.c_str());
+  if (const fs::path file = place_of(descriptor_, file_); still_named(descriptor_, file)) ::unlink(file.c_str());
   ::close(descriptor_);
 }
 

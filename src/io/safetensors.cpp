@@ -46,9 +46,8 @@ struct SafetensorsReader::Mapping {
   MappedFile file;
 };
 
-SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
-    : file_(File::open(path)), mapping_(std::make_unique<Mapping>()) {
-  const std::string source = printable_path(path);
+SafetensorsReader::SafetensorsReader(File file) : file_(std::move(file)), mapping_(std::make_unique<Mapping>()) {
+  const std::string source = printable_path(path());
   const std::uint64_t file_bytes = file_.size();
   if (file_bytes < length_bytes) {
     fail("{}: {} is too short for a safetensors file", source, format_bytes(file_bytes));

@@ -54,7 +54,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
 // A safetensors file opened for reading and validated up front. Const methods may be called from several threads.
 class SafetensorsReader {
  public:
-  explicit SafetensorsReader(const std::filesystem::path& path);
+  explicit SafetensorsReader(const std::filesystem::path& path) : SafetensorsReader(File::open(path)) {}
+  explicit SafetensorsReader(File file);
   ~SafetensorsReader();
   SafetensorsReader(SafetensorsReader&&) noexcept;
   SafetensorsReader& operator=(SafetensorsReader&&) noexcept;

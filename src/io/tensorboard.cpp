@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file_system.h"
 
 namespace so {
 namespace {
@@ -74,6 +75,9 @@ File create_event_file(const std::filesystem::path& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) fail_io("create directory", directory, error.value());
+  if (is_link_path(directory))
+    fail("{} is a link, and nothing is written through links; remove it, or choose another --output_dir",
+         printable_path(directory));
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0 || host[0] == '\0') std::strcpy(host.data(), "localhost");
   static std::atomic<unsigned> counter{0};  // two files of one process in one second

@@ -54,9 +54,8 @@ Trainer::Trainer(const TrainerInputs& in)
             all_recomputed(in.plan.decoder.keep)),
       time_limit_(in.ranks, most_tokens_of_a_step(in.plan.shape)),
       schedule_(make_schedule(in.options, in.length)),
-      checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir),
-                   in.options.save_total_limit.value_or(0), in.options.load_best_model_at_end,
-                   in.options.save_only_model),
+      checkpoints_(engine_, in.model, in.output.checkpoints(), in.options.save_total_limit.value_or(0),
+                   in.options.load_best_model_at_end, in.options.save_only_model),
       progress_(0, in.length.steps, in.options.log_interval) {
   state_.data_key = in.data.key();
   state_.options = in.record;
@@ -193,46 +192,6 @@ void Trainer::finish_save() {
   }
 }
 
-void Trainer::write_results() {
-  time_limit_.begin_other_work();
-  finish_save();
-  std::exception_ptr failure;
-  try {
-    write_model();
-  } catch (const Error&) {
-    failure = std::current_exception();  // the checkpoint may still find its place: rotation makes room
-  }
-  save();
-  finish_save();
-  if (failure) std::rethrow_exception(failure);
-}
-
-void Trainer::write_model() {
-  if (!in_.options.load_best_model_at_end || !write_best_model())
-    export_model(engine_, in_.model, in_.options.output_dir);
-}
-
-bool Trainer::write_best_model() {
-  const EvaluationHistory& evaluations = *state_.evaluations;
-  if (evaluations.best_step == state_.step) return false;  // the engine has it
-  if (!evaluations.best_loss) {
-    log_warning("no evaluation had a loss: the model is that of the last step");
-    return false;
-  }
-  try {
-    if (evaluations.best_step == 0) fail("its checkpoint was not saved");
-    const std::filesystem::path best = CheckpointDirectory(in_.options.output_dir).path_of(evaluations.best_step);
-    export_checkpoint_model(best, in_.ranks, in_.model, engine_.formats().exported, in_.options.output_dir);
-  } catch (const Error& error) {
-    save_failed_ = true;
-    log_error("the best model cannot be written, the model is that of the last step: {}", error.what());
-    return false;
-  }
-  log_info("the model is the best one, of step {}: evaluation loss {:.4f}", evaluations.best_step,
-           *evaluations.best_loss);
-  return true;
-}
-
 void Trainer::trace(std::int64_t steps_done) {
   const std::int64_t first = steps_before_trace, last = first + in_.options.trace_steps;
   const bool begin = in_.options.trace && steps_done == first;
@@ -289,7 +248,7 @@ void Trainer::log_divergence() {
             describe_streak(state_.step, state_.skipped_in_a_row), in_.options.max_skipped_steps.value_or(0));
   log_failure([&] { checkpoints_.wait(); });
   log_failure([&] {
-    const auto good = CheckpointDirectory(in_.options.output_dir).latest_up_to(before);
+    const auto good = in_.output.checkpoints().latest_up_to(before);
     if (good)
       log_info(
           "the last checkpoint from before is {} (step {}); "
@@ -303,7 +262,7 @@ void Trainer::log_divergence() {
 void Trainer::log_last_checkpoint() {
   log_failure([&] { checkpoints_.wait(); });  // a save under way may yet make one
   log_failure([&] {
-    if (const auto last = CheckpointDirectory(in_.options.output_dir).latest_up_to(state_.step))
+    if (const auto last = in_.output.checkpoints().latest_up_to(state_.step))
       log_info(
           "the last checkpoint is {} (step {}): {}", last->path.string(), last->step,
           in_.options.save_only_model ? "the model alone, which a new run's --model can be" : "continue with --resume");
@@ -321,8 +280,8 @@ Trainer::Outcome Trainer::save_and_stop() {
   save();
   checkpoints_.wait();
   how_to_resume_ = fmt::format(
-      "interrupted by {}: saved {} at step {}; {}", stopped_by_,
-      CheckpointDirectory(in_.options.output_dir).path_of(state_.step).string(), state_.step,
+      "interrupted by {}: saved {} at step {}; {}", stopped_by_, in_.output.checkpoints().path_of(state_.step).string(),
+      state_.step,
       in_.options.save_only_model ? "the model alone, which a new run's --model can be" : "continue with --resume");
   return Outcome::interrupted;
 }

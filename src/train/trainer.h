@@ -137,6 +137,7 @@ class Trainer {
   void finish_save();
   // The model, then the last checkpoint, so that a checkpoint that finds no room does not cost the model.
   void write_results();
+  void log_where_the_model_is();  // where it could not be written, and a checkpoint has it
   void write_model();
   // Puts the best model into its place; false, and says why, if it is not to be had.
   bool write_best_model();

@@ -40,7 +40,7 @@ bool Trainer::record_evaluation() {
     return false;
   }
   // One that was cut short is recorded when it is made up for; one that was recorded may still have to be counted.
-  if (state_.step != first_step_ || !has_metrics_line(in_.options.output_dir, state_.step, "eval_loss")) {
+  if (state_.step != first_step_ || !has_metrics_line(in_.output.path(), state_.step, "eval_loss")) {
     metrics_->evaluation(state_.step, *loss);
     tensorboard_->evaluation(state_.step, *loss);
   }
@@ -63,7 +63,7 @@ bool Trainer::best_is_unknown() {
 
 bool Trainer::evaluation_is_due() {
   const std::int64_t step = state_.step;
-  const std::filesystem::path output = in_.options.output_dir;
+  const std::filesystem::path output = in_.output.path();
   const bool wanted = step == in_.length.steps ||
                       is_due(in_.options.eval_strategy, in_.options.eval_steps, step, state_.begins_epoch());
   if (state_.evaluations) return wanted && state_.evaluations->last_step < step;

@@ -58,7 +58,7 @@ bool Trainer::samples_are_due(bool ends_epoch) const {
 
 bool Trainer::samples_are_missing() {
   if (!samples_) return false;
-  const std::filesystem::path output = in_.options.output_dir;
+  const std::filesystem::path output = in_.output.path();
   const bool missing = keeps_records() && (ended() || samples_are_due(state_.begins_epoch())) &&
                        has_metrics_line(output, state_.step, "loss") &&
                        !has_metrics_line(output, state_.step, "samples");

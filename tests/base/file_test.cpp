@@ -81,6 +81,19 @@ TEST(File, AppendsAndCreatesOnlyNewFiles) {
   expect_error([&] { File::create_new(directory / "log"); }, {"cannot create", "log", "File exists"});
 }
 
+TEST(File, NothingIsWrittenThroughALink) {
+  TemporaryDirectory directory;
+  write_file(directory / "precious", "kept");
+  std::filesystem::create_symlink("precious", directory / "link");
+  for (const auto open : {File::create, File::update, File::append, File::create_new})
+    expect_error([&] { open(directory / "link"); }, {"cannot ", "link"});
+  expect_error([&] { write_text_file_atomically(directory / "link", "lost"); },
+               {"link is a link, which is not replaced"});
+  EXPECT_EQ(read_file(directory / "precious"), "kept");
+  EXPECT_TRUE(std::filesystem::is_symlink(directory / "link"));
+  File::open(directory / "link");  // reading is another matter
+}
+
 TEST(File, NamesPathAndReason) {
   TemporaryDirectory directory;
   expect_error([&] { File::open(directory / "absent"); }, {"cannot open", "absent", "No such file"});

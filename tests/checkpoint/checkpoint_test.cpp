@@ -76,6 +76,25 @@ TEST_P(Checkpoints, SaveBesideAStepHoldsTheStateBeforeIt) {
   }
 }
 
+// Links of others, under names that checkpoints have.
+TEST_P(Checkpoints, LinksAreNeitherReplacedNorRenamed) {
+  EngineOfModel model(model_directory("llama-bias"), GetParam());
+  model.fill(1);
+  const auto first = write(model);
+  std::filesystem::rename(first, temporary_ / "elsewhere");
+  std::filesystem::create_directory_symlink("elsewhere", first);
+  const auto before = snapshot(temporary_ / "elsewhere");
+  CheckpointWriter writer(model.engine(), model.files(), CheckpointDirectory(temporary_.path()), 0);
+  writer.start(state_at(7));
+  EXPECT_NE(refusal([&] { writer.wait(); }).find("checkpoint-7 is a link, which is neither"), std::string::npos);
+  EXPECT_NE(refusal([&] { writer.goes_on_from(5); }).find("checkpoint-7 is a link where"), std::string::npos);
+  writer.goes_on_from(7);
+  writer.start(state_at(8));
+  writer.wait();
+  EXPECT_TRUE(std::filesystem::is_symlink(first));
+  EXPECT_TRUE(snapshot(temporary_ / "elsewhere") == before);
+}
+
 TEST_P(Checkpoints, MissingOrCutFilesAreNamed) {
   EngineOfModel model(model_directory("llama-bias"), GetParam());
   model.fill(3);

@@ -58,6 +58,22 @@ TEST_P(Export, UntrainedIsTheSource) {
   EXPECT_TRUE(again.bits() == model.bits());
 }
 
+TEST_P(Export, LinksAreNeitherReplacedNorFollowed) {
+  EngineOfModel model(source(), DType::bf16);
+  model.load();
+  write_file(temporary_ / "precious", "kept");
+  for (const char* name : {"config.json", "generation_config.json"}) {
+    std::filesystem::create_symlink("precious", temporary_ / name);
+    EXPECT_NE(refusal([&] {
+                export_model(model.engine(), model.files(), temporary_.path());
+              }).find(std::string(name) + " is a link, which is neither"),
+              std::string::npos);
+    EXPECT_TRUE(std::filesystem::is_symlink(temporary_ / name));
+    std::filesystem::remove(temporary_ / name);
+  }
+  EXPECT_EQ(read_file(temporary_ / "precious"), "kept");
+}
+
 TEST_P(Export, Bf16IsRoundedToNearestEven) {
   EngineOfModel model(source(), DType::bf16);
   model.load();

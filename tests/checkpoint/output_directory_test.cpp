@@ -163,6 +163,12 @@ TEST_F(OutputDirectories, WhatOthersWroteUnderARunsNamesIsRefused) {
     fs::create_symlink(options_.data, output() / "config.json");
     expect_in(refused(), {(output() / "config.json").string(), "move it away"});
     fs::remove(output() / "config.json");
+    fs::create_directory_symlink(options_.model, output() / "runs");
+    expect_in(refused(), {(output() / "runs").string(), "move it away"});
+    fs::remove(output() / "runs");
+    fs::create_directory(output() / "export");  // where the model is made at the end
+    expect_in(refused(), {(output() / "export").string(), "move it away"});
+    fs::remove(output() / "export");
     // A small file that the export copies beside the weights: refused where its bytes would be lost.
     write_file(temporary_ / "model" / "tokenizer.json", "the model's");
     write_file(output() / "tokenizer.json", "the user's");

@@ -89,13 +89,34 @@ TEST(AtomicDirectory, RefusesWhatAppearedMeanwhile) {
   expect_error([&] { directory.commit(); }, {"out exists already"});
 }
 
-TEST(AtomicDirectory, ReplacesWhatALinkPointsTo) {
+TEST(AtomicDirectory, NeitherFollowsNorReplacesALink) {
   TemporaryDirectory parent;
   publish(parent / "real", "old", IfExists::refuse);
   fs::create_directory_symlink("real", parent / "link");
-  publish(parent / "link", "new", IfExists::replace);
-  EXPECT_TRUE(fs::is_symlink(parent / "link"));
-  EXPECT_EQ(read_file(parent / "real/a"), "new");
+  expect_error([&] { publish(parent / "link", "new", IfExists::replace); }, {"link is a link, which is neither"});
+  expect_error([&] { remove_directory_atomically(parent / "link"); }, {"link is a link, which is neither"});
+  {
+    AtomicDirectory directory(parent / "late", IfExists::replace);
+    fill(directory.path(), "new");
+    fs::create_directory_symlink("real", parent / "late");
+    expect_error([&] { directory.commit(); }, {"late is a link, which is neither"});
+  }
+  EXPECT_EQ(read_file(parent / "real/a"), "old");
+  EXPECT_EQ(names_in(parent.path()), (Names{"late", "link", "real"}));
+}
+
+TEST(AtomicDirectory, AppearsInItsParentWhereverThatIsMoved) {
+  TemporaryDirectory directory;
+  publish(directory / "parent/out", "old", IfExists::refuse);
+  AtomicDirectory made(directory / "parent/out", IfExists::replace);
+  fill(made.path(), "begun");
+  fs::rename(directory / "parent", directory / "moved");
+  fs::create_directory(directory / "parent");
+  fill(made.path(), "new");
+  made.commit();
+  EXPECT_EQ(read_file(directory / "moved/out/a"), "new");
+  EXPECT_EQ(names_in(directory / "moved"), Names{"out"});
+  EXPECT_EQ(names_in(directory / "parent"), Names{});
 }
 
 TEST(AtomicDirectory, BelongsToOneWriter) {

@@ -184,21 +184,94 @@ TEST(HfDirectory, PrefersTheSingleFileAsTransformersDoes) {
   EXPECT_EQ(HfDirectory(directory.path()).tensor_names().size(), 4u);
 }
 
-TEST(HfDirectory, FollowsTheLinksOfADownloadCache) {
-  TemporaryDirectory directory;
-  write_model(directory / "blobs", 100);
-  fs::create_directory(directory / "snapshot");
-  write_file(directory / "blobs" / "tokenizer.json", "{}");
-  for (const auto& name : io_test::names_in(directory / "blobs")) {
-    fs::create_symlink(fs::path("../blobs") / name, directory / "snapshot" / name);
+// As huggingface_hub lays a cache out: models--OWNER--NAME/snapshots/REVISION/FILE -> ../../blobs/HASH.
+class DownloadCache : public ::testing::Test {
+ protected:
+  DownloadCache() {
+    write_model(directory_ / "made", 100);
+    write_file(directory_ / "made" / "tokenizer.json", "{}");
+    fs::create_directories(blobs());
+    fs::create_directories(snapshot());
+    for (const auto& name : io_test::names_in(directory_ / "made")) add(name, directory_ / "made" / name);
   }
-  const HfDirectory model(directory / "snapshot");
-  EXPECT_EQ(model.tensor_names().size(), 4u);
-  EXPECT_EQ(model.auxiliary_files(), std::vector<std::string>{"tokenizer.json"});
+  fs::path blobs() const { return directory_ / "models--a--b" / "blobs"; }
+  fs::path snapshot() const { return directory_ / "models--a--b" / "snapshots" / "main"; }
+  void add(const std::string& name, const fs::path& file) {
+    const std::string blob = std::string(count_ % 2 == 0 ? 39 : 63, 'a') + static_cast<char>('0' + count_ % 10);
+    ++count_;
+    fs::rename(file, blobs() / blob);
+    fs::create_symlink(fs::path("../../blobs") / blob, snapshot() / name);
+  }
+  void expect_refused(const std::string& name, const fs::path& target) {
+    fs::remove(snapshot() / name);
+    fs::create_symlink(target, snapshot() / name);
+    expect_error([&] { HfDirectory{snapshot()}; }, {name, "is a link out of its directory, to ", "cp -L"});
+    fs::remove(snapshot() / name);
+  }
+
+  TemporaryDirectory directory_;
+  int count_ = 0;
+};
+
+TEST_F(DownloadCache, LinksToBlobsAreFollowed) {
+  fs::create_directory_symlink(snapshot(), directory_ / "link");
+  for (const fs::path& at : {snapshot(), directory_ / "link"}) {
+    const HfDirectory model(at);
+    EXPECT_EQ(model.tensor_names().size(), 4u);
+    EXPECT_EQ(model.auxiliary_files(), std::vector<std::string>{"tokenizer.json"});
+    const fs::path copy = directory_ / ("copy-of-" + at.filename().string());
+    fs::create_directory(copy);
+    model.copy_auxiliary_files(copy);
+    EXPECT_FALSE(fs::is_symlink(copy / "tokenizer.json"));
+    EXPECT_EQ(read_file(copy / "tokenizer.json"), "{}");
+  }
+}
+
+TEST_F(DownloadCache, NoOtherLinkOutOfItIs) {
+  write_file(directory_ / "secret", "mine");
+  write_file(blobs() / "notes", "mine");
+  const std::string hash(40, 'b');
+  fs::create_directory(blobs() / "deeper");
+  write_file(blobs() / "deeper" / hash, "mine");
+  fs::create_symlink(directory_ / "secret", blobs() / hash);
+  for (const fs::path& target : {directory_ / "secret", fs::path("../../../secret"), fs::path("../../blobs/notes"),
+                                 fs::path("../../blobs") / hash, fs::path("../../blobs/deeper") / hash})
+    expect_refused("NOTICE.txt", target);
+  for (const char* name : {"tokenizer.json", "config.json", "model.safetensors"}) {
+    const fs::path kept = fs::exists(snapshot() / name) ? fs::read_symlink(snapshot() / name) : fs::path();
+    expect_refused(name, directory_ / "secret");
+    if (!kept.empty()) fs::create_symlink(kept, snapshot() / name);
+  }
+  // Inside they may lead anywhere.
+  fs::create_directory(snapshot() / "deeper");
+  write_file(snapshot() / "deeper" / "text", "theirs");
+  fs::create_symlink("deeper/text", snapshot() / "LICENSE");
+  EXPECT_EQ(HfDirectory(snapshot()).auxiliary_files(), (std::vector<std::string>{"LICENSE", "tokenizer.json"}));
+}
+
+TEST(HfDirectory, LinksOutOfItAreRefusedByName) {
+  TemporaryDirectory directory;
+  const fs::path model = directory / "model", outside = directory / "outside";
+  write_model(model, 100);
+  fs::create_directory(outside);
+  write_file(outside / "rag.jinja", "mine");
+  expect_error(
+      [&] {
+        fs::create_directory_symlink(outside, model / "additional_chat_templates");
+        HfDirectory{model};
+      },
+      {"additional_chat_templates/rag.jinja is a link out of its directory, to ", "outside/rag.jinja"});
+  expect_error([&] { copy_auxiliary_files(model, directory.path()); },
+               {"additional_chat_templates/rag.jinja is a link"});
+  fs::remove(model / "additional_chat_templates");
+
+  // One that takes a file's place later is not followed either.
+  write_file(model / "LICENSE", "theirs");
+  HfDirectory opened(model);
+  fs::remove(model / "LICENSE");
+  fs::create_symlink(outside / "rag.jinja", model / "LICENSE");
   fs::create_directory(directory / "copy");
-  model.copy_auxiliary_files(directory / "copy");
-  EXPECT_FALSE(fs::is_symlink(directory / "copy" / "tokenizer.json"));
-  EXPECT_EQ(read_file(directory / "copy" / "tokenizer.json"), "{}");
+  expect_error([&] { opened.copy_auxiliary_files(directory / "copy"); }, {"LICENSE is a link out of its directory"});
 }
 
 TEST(HfDirectory, KnowsWhichFilesToCarryOver) {
@@ -255,11 +328,43 @@ TEST(HfDirectory, HoldsItsSmallFiles) {
   for (const char* name : {"tokenizer.json", "additional_chat_templates/rag.jinja"}) write_file(model / name, name);
   HfDirectory opened(model);
   opened.hold_auxiliary_files();
+  write_file(model / "tokenizer.json", "of another");
   fs::remove_all(model);
   fs::create_directory(copy);
   opened.copy_auxiliary_files(copy);
   for (const auto& name : opened.auxiliary_files()) EXPECT_EQ(read_file(copy / name), name);
   EXPECT_EQ(opened.auxiliary_files().size(), 2u);
+}
+
+// One that is too large to be held in memory: what has changed is not copied, and says so.
+TEST(HfDirectory, ALargeFileThatChangesIsNotCopied) {
+  TemporaryDirectory directory;
+  const fs::path model = directory / "model", copy = directory / "copy";
+  write_model(model, 100);
+  write_file(model / "LICENSE", "theirs");
+  write_file(model / "vocab.txt", "");
+  fs::resize_file(model / "vocab.txt", 65'000'000);  // sparse
+  HfDirectory opened(model);
+  opened.hold_auxiliary_files();
+  fs::create_directory(copy);
+  fs::resize_file(model / "vocab.txt", 10);
+  expect_error([&] { opened.copy_auxiliary_files(copy); }, {"vocab.txt has changed since it was opened"});
+  std::vector<std::string> left_out;
+  opened.copy_auxiliary_files(copy, [&](const std::string& name, const char*) { left_out.push_back(name); });
+  EXPECT_EQ(left_out, std::vector<std::string>{"vocab.txt"});
+  EXPECT_EQ(io_test::names_in(copy), std::vector<std::string>{"LICENSE"});
+}
+
+TEST(HfDirectory, HoldsThatItHasNone) {
+  TemporaryDirectory directory;
+  const fs::path model = directory / "model", copy = directory / "copy";
+  write_model(model, 100);
+  HfDirectory opened(model);
+  opened.hold_auxiliary_files();
+  fs::remove_all(model);
+  fs::create_directory(copy);
+  opened.copy_auxiliary_files(copy);
+  EXPECT_TRUE(fs::is_empty(copy));
 }
 
 TEST(SafetensorsIndex, TakesWhatTransformersWrites) {
