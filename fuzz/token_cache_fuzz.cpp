@@ -56,12 +56,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return 0;
   try {
     const std::uint64_t key = bytes.size() >= 24 ? word(bytes, 16) : 0;
-    const so::TokenDataset dataset(path, key);
+    const so::TokenDataset dataset(so::File::open(path), key, 1000);
     std::int64_t tokens = 0;
     for (std::int64_t d = 0; d < dataset.size(); ++d) {
       tokens += dataset.length(d);
       try {
-        if (dataset.document(d).ids.size() != static_cast<std::size_t>(dataset.length(d))) __builtin_trap();
+        const so::DocumentView document = dataset.document(d);
+        if (document.ids.size() != static_cast<std::size_t>(dataset.length(d))) __builtin_trap();
+        for (const std::int32_t id : document.ids)
+          if (id < 0 || id >= 1000) __builtin_trap();
       } catch (const so::Error&) {  // its own checksum
       }
     }

@@ -175,12 +175,12 @@ class Tokenisation {
   std::atomic<std::int64_t> first_error_{std::numeric_limits<std::int64_t>::max()};  // of the block, by place
 };
 
-std::optional<TokenDataset> open_if_valid(const std::filesystem::path& path, std::uint64_t key, ThreadPool& pool,
-                                          LogLevel complaint) {
+std::optional<TokenDataset> open_if_valid(const std::filesystem::path& path, std::uint64_t key,
+                                          const TextEncoder& encoder, ThreadPool& pool, LogLevel complaint) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return std::nullopt;
   try {
-    TokenDataset dataset(path, key, &pool);
+    TokenDataset dataset(path, key, encoder.vocabulary_size(), &pool);
     // When it was last used, for who prunes caches.
     ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
     return dataset;
@@ -292,7 +292,7 @@ DatasetSource::DatasetSource(DatasetOptions options, const TextEncoder& encoder,
       cache_directories(s.options.cache_directory, s.options.fallback_directory);
   for (const auto& directory : directories) {
     s.cache = directory / cache_name;
-    s.found = open_if_valid(s.cache, s.key, pool, LogLevel::debug);
+    s.found = open_if_valid(s.cache, s.key, encoder, pool, LogLevel::debug);
     if (s.found) return;
   }
   s.cache = writable_cache_directory(directories) / cache_name;
@@ -350,7 +350,8 @@ TokenDataset DatasetSource::open() {
   if (s.found) return told(std::move(*s.found), false);
   const CacheLock lock(s.cache);
   // Another process may have made it before this one had the lock.
-  if (auto dataset = open_if_valid(s.cache, s.key, s.pool, LogLevel::warning)) return told(std::move(*dataset), false);
+  if (auto dataset = open_if_valid(s.cache, s.key, s.encoder, s.pool, LogLevel::warning))
+    return told(std::move(*dataset), false);
   if (lock.held()) remove_stale_siblings(s.cache);  // of processes that were killed
   std::error_code error;
   const std::filesystem::path data = std::filesystem::absolute(s.options.file, error);
@@ -367,7 +368,7 @@ TokenDataset DatasetSource::open() {
     fail("{}: none of the {} records has a trained token within max_length = {}; raise it", s.file.name(),
          counts.records, s.options.example.max_length);
   writer.finish();
-  return told(TokenDataset(s.cache, s.key, &s.pool), true);
+  return told(TokenDataset(s.cache, s.key, s.encoder.vocabulary_size(), &s.pool), true);
 }
 
 TokenDataset open_dataset(DatasetOptions options, const TextEncoder& encoder, ThreadPool& pool) {

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "io/cache_directory.h"
 
 namespace so {
 namespace {
@@ -54,16 +55,6 @@ void put_name(decltype(TokenCacheHeader::data)& to, const std::string& name) {
   std::copy(name.end() - static_cast<std::ptrdiff_t>(count), name.end(), to.begin());
 }
 
-// Permissions of a cache of `data`. A cache may be of another group than its data: what only a group may read is that
-// group's.
-mode_t mode_for(const std::filesystem::path& data, int cache) {
-  struct stat of_data {
-  }, of_cache{};
-  if (data.empty() || ::stat(data.c_str(), &of_data) != 0 || ::fstat(cache, &of_cache) != 0) return 0600;
-  const bool by_all = (of_data.st_mode & S_IROTH) != 0, by_group = (of_data.st_mode & S_IRGRP) != 0;
-  return 0600U | (by_all ? 0004U : 0U) | (by_group && (by_all || of_data.st_gid == of_cache.st_gid) ? 0040U : 0U);
-}
-
 }  // namespace
 
 std::uint64_t token_cache_bytes(std::uint64_t tokens, std::uint64_t documents) {
@@ -88,12 +79,14 @@ std::uint64_t PieceHash::value() {
   return xxh3(std::as_bytes(std::span(hashes_)));
 }
 
-std::uint64_t PieceHash::of(const MappedFile& file, std::span<const std::byte> bytes, ThreadPool* pool) {
+std::uint64_t PieceHash::of(const MappedFile& file, std::span<const std::byte> bytes, ThreadPool* pool,
+                            const std::function<void(std::span<const std::byte>)>& look) {
   std::vector<std::uint64_t> hashes((bytes.size() + piece_bytes - 1) / piece_bytes);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
       const auto piece = bytes.subspan(i * piece_bytes, std::min(piece_bytes, bytes.size() - i * piece_bytes));
       hashes[i] = xxh3(piece);
+      look(piece);
       file.give_back(piece);
     }
   };
@@ -121,8 +114,13 @@ std::optional<TokenCacheInfo> read_token_cache_info(std::span<const std::byte> b
   return info;
 }
 
-TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key, ThreadPool* pool)
-    : path_(path), file_(path), key_(key) {
+TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key, std::int32_t vocabulary_size,
+                           ThreadPool* pool)
+    : TokenDataset(open_own_file(path), key, vocabulary_size, pool) {}
+
+TokenDataset::TokenDataset(const File& file, std::uint64_t key, std::int32_t vocabulary_size, ThreadPool* pool)
+    : path_(file.path()), file_(file), key_(key), vocabulary_size_(vocabulary_size) {
+  const std::filesystem::path& path = path_;
   const std::span<const std::byte> bytes = file_.bytes();
   TokenCacheHeader header;
   if (bytes.size() < sizeof header) fail("{} is no token cache: it has only {} bytes", path.string(), bytes.size());
@@ -152,10 +150,37 @@ TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key,
   for (std::int64_t i = 0; i < size(); ++i)
     if (first_token(i) < 0 || first_token(i) >= first_token(i + 1))
       fail("{} is damaged: document {} has no extent", path.string(), i);
+  require_counts();
+  std::atomic<bool> foreign{false};
+  const auto look = [&](std::span<const std::byte> piece) {
+    const std::span<const std::int32_t> ids(reinterpret_cast<const std::int32_t*>(piece.data()), piece.size() / 4);
+    if (!std::all_of(ids.begin(), ids.end(), [&](std::int32_t id) { return is_token(id) || id == kIgnored; }))
+      foreign = true;
+  };
   file_.advise(MappedFile::Advice::sequential);
-  if (header.content_checksum != PieceHash::of(file_, {data, 8 * tokens}, pool))
+  if (header.content_checksum != PieceHash::of(file_, {data, 8 * tokens}, pool, look))
     fail("{} is damaged: its documents' checksum is wrong", path.string());
+  if (foreign)
+    fail("{} is damaged: it has ids of no token, the vocabulary has {} tokens", path.string(), vocabulary_size);
   file_.advise(MappedFile::Advice::random);  // which is how batches read it
+}
+
+void TokenDataset::require_counts() const {
+  const auto require = [&](bool right, const char* what) {
+    if (!right) fail("{} is damaged: its number of {} is not that of its documents", path_.string(), what);
+  };
+  std::int64_t trained = 0, longest = 0;
+  for (std::int64_t i = 0; i < size(); ++i) {
+    const std::int64_t all = length(i), own = trained_tokens(i);
+    require(own >= 1 && own <= all, "trained tokens");
+    trained += own;
+    longest = std::max(longest, all);
+  }
+  const DatasetCounts& c = counts_;
+  require(c.trained_tokens == trained, "trained tokens");
+  require(c.longest == longest, "the longest one's tokens");
+  require(c.dropped >= 0 && c.records - c.dropped == c.documents, "records");
+  require(c.truncated >= 0 && c.truncated <= c.records && c.special_tokens >= 0, "records");
 }
 
 std::int64_t TokenDataset::first_token(std::int64_t document) const {
@@ -178,7 +203,18 @@ DocumentView TokenDataset::document(std::int64_t document) const {
   const std::span<const std::int32_t> both(tokens_ + 2 * entry.first_token, 2 * count);
   if (checksum_of(both) != entry.checksum)
     fail("{} is damaged at document {}; delete the file, it will be made again", path_.string(), document);
-  return {both.first(count), both.last(count)};
+  const DocumentView view{both.first(count), both.last(count)};
+  std::int32_t trained = 0;
+  bool tokens = true;
+  for (const std::int32_t target : view.targets) {
+    trained += target != kIgnored;
+    tokens &= is_token(target) || target == kIgnored;
+  }
+  for (const std::int32_t id : view.ids) tokens &= is_token(id);
+  if (!tokens || trained != entry.trained)
+    fail("{} is damaged at document {}: {}; delete the file, it will be made again", path_.string(), document,
+         tokens ? "it has another number of targets" : "it has ids of no token");
+  return view;
 }
 
 TokenCacheWriter::TokenCacheWriter(std::filesystem::path path, std::uint64_t key, const std::filesystem::path& data)
@@ -264,7 +300,6 @@ void TokenCacheWriter::finish() {
   write(std::as_bytes(std::span(&header, 1)), 0);
   while (::fsync(file_) != 0)
     if (errno != EINTR) fail_io("write", partial_, errno);
-  if (::fchmod(file_, mode_for(data_, file_)) != 0) fail_io("set the mode of", partial_, errno);
   if (!named_) {
     const std::string opened = fmt::format("/proc/self/fd/{}", file_);
     if (::linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, partial_.c_str(), AT_SYMLINK_FOLLOW) != 0)

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -62,8 +63,10 @@ class PieceHash {
   void add(std::span<const std::byte> bytes);
   std::uint64_t value();  // of all so far; nothing may follow
 
-  // The same of what is there at once, in a mapped file, whose pages it gives back.
-  static std::uint64_t of(const MappedFile& file, std::span<const std::byte> bytes, ThreadPool* pool);
+  // The same of what is there at once, in a mapped file, whose pages it gives back. Each piece is shown to `look`, by
+  // several threads.
+  static std::uint64_t of(const MappedFile& file, std::span<const std::byte> bytes, ThreadPool* pool,
+                          const std::function<void(std::span<const std::byte>)>& look);
 
  private:
   Xxh3Stream piece_;
@@ -102,8 +105,13 @@ class Documents {
 // The documents of one cache. Its memory is the page cache's.
 class TokenDataset final : public Documents {
  public:
-  // Reads all of the file. Throws Error saying why if it is not a whole, undamaged token cache with this key.
-  TokenDataset(const std::filesystem::path& path, std::uint64_t key, ThreadPool* pool = nullptr);
+  // Reads all of the file. Throws Error saying why if it is not this user's alone (io/cache_directory.h), not a whole,
+  // undamaged token cache with this key, or holds what no writer puts there: an id or a target of no token of the
+  // vocabulary, or counts that are not those of its documents.
+  TokenDataset(const std::filesystem::path& path, std::uint64_t key, std::int32_t vocabulary_size,
+               ThreadPool* pool = nullptr);
+  // The same of an open file, whosever it is.
+  TokenDataset(const File& file, std::uint64_t key, std::int32_t vocabulary_size, ThreadPool* pool = nullptr);
 
   const DatasetCounts& counts() const override { return counts_; }
   std::uint64_t key() const override { return key_; }
@@ -114,10 +122,14 @@ class TokenDataset final : public Documents {
  private:
   std::int64_t first_token(std::int64_t document) const;
 
+  void require_counts() const;
+  bool is_token(std::int32_t id) const { return id >= 0 && id < vocabulary_size_; }
+
   std::filesystem::path path_;
   MappedFile file_;
   DatasetCounts counts_;
   std::uint64_t key_ = 0;
+  std::int32_t vocabulary_size_;
   const std::int32_t* tokens_ = nullptr;
   std::span<const TokenCacheEntry> table_;
 };
@@ -127,9 +139,8 @@ class TokenDataset final : public Documents {
 // (16 bytes a document) is held in memory until then.
 class TokenCacheWriter {
  public:
-  // Writes to a sibling of its own until finish(), so that several may write the same cache; the last one stands. The
-  // cache is noted to be of `data`, and may be read by those who may read that file, but never by more; with no `data`
-  // by its owner only.
+  // Writes to a sibling of its own until finish(), so that several may write the same cache; the last one stands. Only
+  // its owner may read it. It is noted to be of `data`.
   TokenCacheWriter(std::filesystem::path path, std::uint64_t key, const std::filesystem::path& data = {});
   ~TokenCacheWriter();
   TokenCacheWriter(const TokenCacheWriter&) = delete;

@@ -98,7 +98,7 @@ inline TokenDataset dataset_of(const std::filesystem::path& path, const std::vec
     writer.add(example);
   }
   writer.finish();
-  return TokenDataset(path, 1);
+  return TokenDataset(path, 1, 1 << 30);
 }
 
 }  // namespace so::test

@@ -393,6 +393,28 @@ TEST(CacheDirectory, FollowsTheEnvironment) {
   EXPECT_NE(error_of([] { cache_directories("", ""); }).find("neither XDG_CACHE_HOME nor HOME"), std::string::npos);
 }
 
+// In a directory that others may write to a run keeps its caches apart, and what others put there is not read.
+TEST_F(Dataset, ASharedDirectoryHasAPartForEachUser) {
+  write_file(options_.file, "{\"text\":\"abc\"}\n");
+  const std::filesystem::path shared = directory_.path / "shared";
+  std::filesystem::create_directory(shared);
+  options_.cache_directory = shared;
+  for (const unsigned mode : {01777u, 0777u, 0770u}) {
+    std::filesystem::permissions(shared, static_cast<std::filesystem::perms>(mode));
+    const std::filesystem::path own = shared / fmt::format("superoffload-{}", ::geteuid());
+    EXPECT_EQ(DatasetSource(options_, encoder_, pool_).cache().parent_path(), own);
+    open();
+    EXPECT_FALSE(DatasetSource(options_, encoder_, pool_).makes_cache());
+    EXPECT_EQ(std::filesystem::status(own).permissions(), std::filesystem::perms::owner_all);
+    // A part that is not this user's alone is no place either.
+    std::filesystem::permissions(own, static_cast<std::filesystem::perms>(0777));
+    EXPECT_NE(error_of([&] { open(); }).find("others may write to it (mode 0777)"), std::string::npos);
+    std::filesystem::remove_all(own);
+  }
+  std::filesystem::permissions(shared, static_cast<std::filesystem::perms>(0755));
+  EXPECT_EQ(DatasetSource(options_, encoder_, pool_).cache().parent_path(), shared);
+}
+
 TEST_F(Dataset, FallsBackToTheOutputDirectoryWhereTheDefaultCannotBeWritten) {
   write_file(options_.file, "{\"text\":\"abc\"}\n");
   const std::filesystem::path obstacle = directory_.path / "file";

@@ -1,6 +1,9 @@
 #include "data/token_cache.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <limits>
 
 #include "base/hash.h"
 #include "data_test_util.h"
@@ -22,7 +25,7 @@ class TokenCache : public ::testing::Test {
   std::filesystem::path path_ = directory_.path / "cache";
 
   std::string open_error(std::uint64_t key = 1) {
-    return test::error_of([&] { TokenDataset(path_, key); });
+    return test::error_of([&] { TokenDataset(path_, key, 1 << 20); });
   }
 };
 
@@ -32,7 +35,7 @@ TEST_F(TokenCache, GivesBackWhatWasWritten) {
   writer.add({.ids = {4, 5}, .targets = {kIgnored, kIgnored}, .trained = 0, .truncated = false});
   writer.add({.ids = {6, 7}, .targets = {9, kIgnored}, .trained = 1, .truncated = false});
   writer.finish();
-  const TokenDataset dataset(path_, 7);
+  const TokenDataset dataset(path_, 7, 10);
   EXPECT_EQ(dataset.key(), 7u);
   EXPECT_EQ(
       dataset.counts(),
@@ -82,7 +85,7 @@ TEST_F(TokenCache, NoticesEveryFlippedBit) {
     bad[byte] = static_cast<char>(bad[byte] ^ (1 << (byte % 8)));
     write_file(path_, bad);
     const std::string error = test::error_of([&] {
-      const TokenDataset dataset(path_, 1);
+      const TokenDataset dataset(path_, 1, 1 << 20);
       for (std::int64_t d = 0; d < dataset.size(); ++d) dataset.document(d);
     });
     EXPECT_NE(error, "") << "byte " << byte;
@@ -125,6 +128,75 @@ TEST_F(TokenCache, RefusesAnotherKeyAndOtherFiles) {
   EXPECT_NE(open_error(2).find("other data, tokenizer or options"), std::string::npos);
   write_file(path_, std::string(1000, 'x'));
   EXPECT_NE(open_error().find("no token cache"), std::string::npos);
+}
+
+// Files with right checksums that hold what no writer puts there.
+TEST_F(TokenCache, RefusesIdsOfNoToken) {
+  const Ids good{1, 2, 3};
+  for (const std::int32_t bad : {10, 1 << 30, -1, -99, -101, std::numeric_limits<std::int32_t>::min()})
+    for (const bool in_ids : {true, false}) {
+      TokenCacheWriter writer(path_, 1);
+      writer.add({.ids = good, .targets = {2, 3, kIgnored}, .trained = 2});
+      writer.add({.ids = {1, in_ids ? bad : 2, 3}, .targets = {2, in_ids ? 3 : bad, kIgnored}, .trained = 2});
+      writer.finish();
+      const std::string error = test::error_of([&] { TokenDataset(path_, 1, 10); });
+      EXPECT_NE(error.find("it has ids of no token, the vocabulary has 10 tokens"), std::string::npos) << bad << error;
+    }
+  TokenCacheWriter writer(path_, 1);
+  writer.add({.ids = {1, kIgnored, 3}, .targets = {2, 3, kIgnored}, .trained = 2});
+  writer.add({.ids = good, .targets = {2, 3, kIgnored}, .trained = 3});
+  writer.finish();
+  const TokenDataset dataset(path_, 1, 10);
+  EXPECT_NE(test::error_of([&] { dataset.document(0); }).find("it has ids of no token"), std::string::npos);
+  EXPECT_NE(test::error_of([&] { dataset.document(1); }).find("another number of targets"), std::string::npos);
+}
+
+TEST_F(TokenCache, RefusesCountsThatAreNotItsDocuments) {
+  dataset_of(path_, {2, 3});
+  const std::string good = read_file(path_);
+  // After magic, version, size and key: records, documents, truncated, dropped, tokens, trained, longest, special.
+  for (const std::size_t at : {24, 40, 48, 64, 72, 80})
+    for (const std::int64_t value : {std::int64_t{-1}, std::int64_t{-1} << 62, std::int64_t{1} << 62}) {
+      if (at == 80 && value > 0) continue;  // any number of special tokens may have stood in the text
+      std::string bad = good;
+      std::memcpy(bad.data() + at, &value, 8);
+      const std::uint64_t checksum = xxh3(std::as_bytes(std::span(bad)).first(kHeaderBytes - 8));
+      std::memcpy(bad.data() + kHeaderBytes - 8, &checksum, 8);
+      write_file(path_, bad);
+      EXPECT_NE(open_error().find("is not that of its documents"), std::string::npos) << at << open_error();
+    }
+  for (const std::int32_t trained : {0, -1, 3}) {
+    TokenCacheWriter writer(path_, 1);
+    writer.add({.ids = {1, 2}, .targets = {2, kIgnored}, .trained = 1});
+    writer.finish();
+    std::string bad = read_file(path_);
+    const std::size_t table = bad.size() - sizeof(TokenCacheEntry);
+    std::memcpy(bad.data() + table + 8, &trained, 4);
+    const std::uint64_t of_table = xxh3(std::as_bytes(std::span(bad)).subspan(table));
+    std::memcpy(bad.data() + 88, &of_table, 8);
+    const std::uint64_t checksum = xxh3(std::as_bytes(std::span(bad)).first(kHeaderBytes - 8));
+    std::memcpy(bad.data() + kHeaderBytes - 8, &checksum, 8);
+    write_file(path_, bad);
+    EXPECT_NE(open_error().find("its number of trained tokens"), std::string::npos) << trained << open_error();
+  }
+}
+
+TEST_F(TokenCache, TrustsWhatThisUserAloneCanWrite) {
+  dataset_of(path_, {2, 3});
+  for (const unsigned mode : {0620u, 0602u, 0666u}) {
+    std::filesystem::permissions(path_, static_cast<std::filesystem::perms>(mode));
+    EXPECT_NE(open_error().find("is not trusted: others may write to it"), std::string::npos) << open_error();
+  }
+  std::filesystem::permissions(path_, static_cast<std::filesystem::perms>(0644));
+  EXPECT_EQ(open_error(), "");
+  std::filesystem::rename(path_, directory_.path / "other");
+  std::filesystem::create_symlink("other", path_);
+  EXPECT_NE(open_error().find("is not trusted: it is a link"), std::string::npos) << open_error();
+  std::filesystem::remove(path_);
+  if (::geteuid() != 0) return;  // only root gives files away
+  dataset_of(path_, {2, 3});
+  ASSERT_EQ(::chown(path_.c_str(), 12345, 12345), 0);
+  EXPECT_NE(open_error().find("is not trusted: it belongs to user 12345"), std::string::npos) << open_error();
 }
 
 TEST(Hash, DependsOnEveryByteTheLengthAndTheSeed) {

@@ -2,6 +2,7 @@
 #include "plan/machine/rate_cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -112,6 +113,21 @@ TEST_F(Rates, OfDamagedOrForeignFilesAreNotUsed) {
   EXPECT_FALSE(found());
   std::filesystem::remove(cache_.path_of(some_key()));
   std::filesystem::create_directory(cache_.path_of(some_key()));
+  EXPECT_FALSE(found());
+}
+
+TEST_F(Rates, AreTrustedIfThisUserAloneCanWriteThem) {
+  const mode_t old = ::umask(0);
+  cache_.store(some_key(), some_profile(), now);
+  ::umask(old);
+  EXPECT_TRUE(found()) << "whatever the umask is";
+  const std::filesystem::path path = cache_.path_of(some_key());
+  std::filesystem::permissions(path, static_cast<std::filesystem::perms>(0622));
+  EXPECT_FALSE(found());
+  std::filesystem::permissions(path, static_cast<std::filesystem::perms>(0644));
+  EXPECT_TRUE(found());
+  std::filesystem::rename(path, directory_ / "other");
+  std::filesystem::create_symlink(directory_ / "other", path);
   EXPECT_FALSE(found());
 }
 

@@ -166,7 +166,7 @@ class TrainingOnRanks : public testing::Test {
     write_records(directory_.path() / "data.tokens", 22, 120);
   }
   std::filesystem::path output(const std::string& name) const { return directory_.path() / name; }
-  TokenDataset data() const { return TokenDataset(directory_.path() / "data.tokens", 1); }
+  TokenDataset data() const { return TokenDataset(directory_.path() / "data.tokens", 1, 1 << 20); }
 
  private:
   test::TemporaryDirectory directory_;
@@ -289,7 +289,7 @@ TEST_F(TrainingOnRanks, InputsThatAreMadeAgainChangeNoBit) {
 TEST_F(TrainingOnRanks, RowsMayHaveFewerTokensThanRanks) {
   const std::filesystem::path file = output("short.tokens");
   write_records(file, 9, 120, 2);
-  const TokenDataset records(file, 1);
+  const TokenDataset records(file, 1, 1 << 20);
   const auto train = [&](int ranks) { return train_on(ranks, {.accumulation = 2, .sequence = ranks}, records); };
   const Outcome one = train(1);
   expect_close(train(2), one);

@@ -14,6 +14,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "io/cache_directory.h"
+#include "io/contained_files.h"
 
 namespace so {
 namespace {
@@ -113,7 +114,8 @@ std::optional<RateCache::Found> RateCache::find(const RateKey& key, std::time_t 
     return std::nullopt;
   };
   try {
-    const auto file = nlohmann::json::parse(read_text_file(path, largest_file), nullptr, /*allow_exceptions=*/false);
+    const auto file = nlohmann::json::parse(text_of(open_own_file(path), largest_file), nullptr,
+                                            /*allow_exceptions=*/false);
     if (!file.is_object() || !file.contains("key") || !file.contains("hardware") || !file.contains("measured_at") ||
         !file["measured_at"].is_number_integer())
       return unusable("not a file of measured rates");
@@ -145,7 +147,8 @@ void RateCache::store(const RateKey& key, const HardwareProfile& profile, std::t
 
 bool RateCache::learn(const RateKey& key, const LearnedRates& learned, std::time_t now) const {
   if (!find(key, now)) return false;
-  auto file = ordered_json::parse(read_text_file(path_of(key), largest_file), nullptr, /*allow_exceptions=*/false);
+  auto file = ordered_json::parse(text_of(open_own_file(path_of(key)), largest_file), nullptr,
+                                  /*allow_exceptions=*/false);
   if (!file.is_object()) return false;  // replaced since
   ordered_json part;
   for (const auto& [name, rate] : learned_names) part[name] = learned.*rate;
@@ -157,8 +160,13 @@ bool RateCache::learn(const RateKey& key, const LearnedRates& learned, std::time
 }
 
 bool RateCache::write(const RateKey& key, const std::string& text) const {
+  std::error_code ignored;
   try {
-    write_text_file_atomically(writable_cache_directory({directory_}) / path_of(key).filename(), text);
+    const std::filesystem::path path = writable_cache_directory({directory_}) / path_of(key).filename();
+    write_text_file_atomically(path, text);
+    // Whatever the umask says, or find() would not trust it.
+    std::filesystem::permissions(path, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write,
+                                 ignored);
     return true;
   } catch (const Error& error) {
     log_warning("what was measured of the machine is not kept: {}", error.what());

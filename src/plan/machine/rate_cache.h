@@ -49,7 +49,8 @@ class RateCache {
     std::optional<LearnedRates> learned;
     std::string learned_date;
   };
-  // None if there is no file, or it is not of this machine, damaged or out of date, which the log tells.
+  // None if there is no file, or it is not this user's alone, not of this machine, damaged or out of date, which the
+  // log tells.
   std::optional<Found> find(const RateKey& key, std::time_t now) const;
   // Adds what a run has learned to what was measured, in place of what an earlier run had; a new measurement forgets
   // it. Returns whether it is kept: only where there are rates to be found. What goes wrong is a warning.
