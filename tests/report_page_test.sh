@@ -15,14 +15,14 @@ cd "$folder"
 failures=0
 fail() { echo "report_page_test: $1" >&2; failures=$((failures + 1)); }
 
-# record DIRECTORY STEPS: a run's record, in which step 7 was skipped. Its names try to end the script they stand in.
+# record DIRECTORY STEPS OF: a run's record, in which step 7 was skipped. Its names try to end the script they stand in.
 record() {
   mkdir -p "$1"
-  awk -v steps="$2" 'BEGIN {
+  awk -v steps="$2" -v total="$3" 'BEGIN {
     evil = "</script><img src=x onerror=alert(1)><!--"
     memory = "{\"kind\":\"pinned\",\"name\":\"" evil "\",\"planned\":1000000},{\"kind\":\"device\",\"name\":\"weights\",\"planned\":5000000}"
     parts = "\"overlap_efficiency\":0.9,\"device_seconds\":{\"work\":0.9,\"host\":0.06,\"link\":0.04},\"host_seconds\":{\"adamw\":0.6,\"gradient\":0.4}"
-    printf "{\"step\":0,\"start\":{\"program\":\"1\",\"model\":\"%s\",\"device\":\"CPU\",\"ranks\":1,\"total_steps\":%d,\"time\":1,", evil, steps
+    printf "{\"step\":0,\"start\":{\"program\":\"1\",\"model\":\"%s\",\"device\":\"CPU\",\"ranks\":1,\"total_steps\":%d,\"time\":1764300000,", evil, total
     printf "\"settings\":[{\"name\":\"max_grad_norm\",\"value\":\"1\",\"origin\":\"default\"},{\"name\":\"lr\",\"value\":\"%s\",\"origin\":\"file\",\"where\":\"%s\"}],", steps, evil
     printf "\"memory\":[%s],\"plan\":{\"step_seconds\":1,%s}}}\n", memory, parts
     for (s = 1; s <= steps; s++) {
@@ -32,7 +32,7 @@ record() {
         continue
       }
       norm = 0.5 + (s % 5) / 4
-      printf "{\"step\":%d,\"epoch\":1,\"loss\":%g,\"grad_norm\":%g,\"clip\":%g,\"lr\":%g,\"tokens\":100,\"step_time_s\":1,\"tokens_per_s\":100,", s, 3 - s / steps + (s % 3) / 9, norm, (norm > 1 ? 1 / norm : 1), 1e-5 * s / steps
+      printf "{\"step\":%d,\"epoch\":1,\"loss\":%g,\"grad_norm\":%g,\"clip\":%g,\"lr\":%g,\"tokens\":100,\"step_time_s\":1,\"tokens_per_s\":100,", s, 3 - s / steps + (s % 3) / 9 + (s < 5 ? 8 : 0), norm, (norm > 1 ? 1 / norm : 1), 1e-5 * s / steps
       printf "\"host_memory_bytes\":1000000,\"device_memory_bytes\":5000000,%s}\n", parts
     }
     printf "{\"step\":%d,\"summary\":{\"step_seconds\":{\"planned\":1,\"measured\":1.1,\"difference\":0.1}},\"run\":{\"outcome\":\"finished\"},\"memory\":[%s]}\n", steps, memory
@@ -46,8 +46,8 @@ record() {
     }
   }' >"$1/samples.jsonl"
 }
-record "a<script>throw 1<" 300
-record b 40
+record "a<script>throw 1<" 300 300
+record b 40 60
 "$program" report "a<script>throw 1<" b --output page.html 2>log || { cat log; exit 1; }
 
 # Before the page's own scripts: whatever goes wrong is noted. Behind them: what a reader would see.
@@ -67,6 +67,12 @@ function look() {
   const say = (text) => wrong.push(text);
   if (document.documentElement.scrollWidth > window.innerWidth) say(`wider than the window: ${document.documentElement.scrollWidth}`);
   const shown = document.querySelector('main');
+  for (const word of ['verdict', 'link']) if (shown.textContent.includes(word)) say(`a word of our own: ${word}`);
+  if (!shown.textContent.includes('stopped early; no evaluation after that of step 30 was better')) say('nothing says that a run stopped early');
+  if (!document.querySelector('.runs').textContent.includes('2025-11-')) say('no start time');
+  if (!choices.view && all('figure[data-chart=eval_loss] circle.best').length !== 2) say('the best steps are not marked');
+  const first = document.querySelector('figure[data-chart=loss]').getBoundingClientRect().top < document.querySelector('.runs').getBoundingClientRect().top;
+  if (first !== window.innerWidth < 560) say('the order of losses and tables');
   if (shown.innerHTML.includes('NaN') || shown.textContent.includes('undefined')) say('shows NaN or undefined');
   for (const id of ['time', 'plan', 'memory', 'samples', 'settings']) if (!document.getElementById(id)) say(`no section ${id}`);
   const charts = all('figure[data-chart]').map((figure) => figure.dataset.chart).join(' ');
@@ -79,6 +85,10 @@ function look() {
     const lines = [...chart.querySelectorAll('path.series:not(.faint)')];
     if (new Set(lines.slice(0, 2).map((line) => line.getAttribute('stroke-dasharray'))).size !== 2) say(`${chart.dataset.chart}: lines differ by colour alone`);
     if (chart.querySelectorAll('svg text.letter').length !== 2) say(`${chart.dataset.chart}: no letters`);
+    for (const end of ['end', 'middle']) {
+      const forms = [...chart.querySelectorAll(`svg text.tick[text-anchor=${end}]`)].map((t) => t.textContent).filter((t) => t !== '0').map((t) => t.replace(/[0-9]+/, '').replace(/[0-9]/g, '9'));
+      if (!document.getElementById('log').checked && new Set(forms).size > 1) say(`${chart.dataset.chart}: ticks of several forms: ${forms}`);
+    }
     if (chart.querySelectorAll('details tbody tr').length < 2) say(`${chart.dataset.chart}: no figures`);
     const box = chart.getBoundingClientRect();
     for (const text of chart.querySelectorAll('svg text')) {
@@ -115,6 +125,29 @@ for (const choice of ['tokens', 'seconds']) {
   axis.dispatchEvent(new Event('change'));
   look();
 }
+// Losses of 11 in the first steps leave room for those of 2 to 3 after them.
+const lossTicks = () => [...document.querySelectorAll('figure[data-chart=loss] svg text.tick[text-anchor=end]')].map((t) => Number(t.textContent));
+const expect = (right, text) => { if (!right) window.wrong.push(text); };
+expect(Math.max(...lossTicks()) < 5 && document.querySelector('figure[data-chart=loss] .above'), 'the first drop takes the chart');
+document.getElementById('all').click();
+expect(Math.max(...lossTicks()) >= 10, 'not the whole range');
+document.getElementById('all').click();
+const strong = () => document.querySelector('figure[data-chart=loss] path.series:not(.faint)').getAttribute('d');
+const rough = strong(), slider = document.getElementById('smoothing');
+slider.value = 0.9;
+slider.dispatchEvent(new Event('change'));
+expect(strong() !== rough && document.querySelector('figure[data-chart=loss]').textContent.includes('smoothed'), 'nothing is smoothed');
+document.getElementById('show-1').click();
+expect(document.querySelectorAll('figure[data-chart=loss] text.letter').length === 0 && document.querySelectorAll('circle.best').length === 1, 'a hidden run is shown');
+document.getElementById('show-1').click();
+const axis = document.getElementById('axis');
+axis.value = 'step';
+axis.dispatchEvent(new Event('change'));
+zoom(5, 20);
+const steps = [...document.querySelectorAll('figure[data-chart=lr] svg text.tick[text-anchor=middle]')].map((t) => Number(t.textContent));
+expect(Math.min(...steps) >= 5 && Math.max(...steps) <= 20, `zoomed to 5 to 20, ticks ${steps}`);
+look();
+document.getElementById('reset').click();
 for (const id of ['log', 'given']) { document.getElementById(id).click(); look(); }
 for (const d of document.querySelectorAll('details')) d.open = true;
 look();

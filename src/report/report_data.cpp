@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "report/report_page.h"
@@ -47,11 +49,29 @@ ordered_json to_json(const OverlapRecord& overlap) {
           {"efficiency", overlap.efficiency}};
 }
 
+std::int64_t total_steps(const RecordedRun& run) {
+  return run.starts.empty() ? 0 : run.starts.back().facts.total_steps;
+}
+std::int64_t last_step(const RecordedRun& run) { return run.steps.empty() ? 0 : run.steps.back().step; }
+
 std::string status(const ReportRun& run) {
   if (run.going_on) return "running";
   if (!run.metrics.ended) return "open";
   const std::string& outcome = run.metrics.ends.back().outcome;
-  return outcome.empty() ? "finished" : outcome;
+  if (!outcome.empty() && outcome != "finished") return outcome;
+  return last_step(run.metrics) < total_steps(run.metrics) ? "stopped early" : "finished";
+}
+
+// What the steps that are left will take, as the latest ones took; not finite where that cannot be said.
+double seconds_left(const RecordedRun& run) {
+  constexpr std::size_t looked_at = 100;
+  std::vector<double> times;
+  for (auto step = run.steps.rbegin(); step != run.steps.rend() && times.size() < looked_at; ++step)
+    if (std::isfinite(step->step_time_s)) times.push_back(step->step_time_s);
+  const std::int64_t left = total_steps(run) - last_step(run);
+  if (times.empty() || left < 0) return std::numeric_limits<double>::quiet_NaN();
+  std::nth_element(times.begin(), times.begin() + std::ssize(times) / 2, times.end());
+  return static_cast<double>(left) * times[times.size() / 2];
 }
 
 using Steps = std::vector<RecordedStep>;
@@ -140,7 +160,7 @@ void add_series(ordered_json& out, const RecordedRun& run) {
 
 void add_totals(ordered_json& out, const RecordedRun& run) {
   const Steps& steps = run.steps;
-  out["last_step"] = steps.empty() ? 0 : steps.back().step;
+  out["last_step"] = last_step(run);
   if (!steps.empty()) {
     out["first_loss"] = steps.front().loss;
     out["last_loss"] = steps.back().loss;
@@ -170,10 +190,12 @@ void add_facts(ordered_json& out, const RecordedRun& run) {
   out["device"] = facts.device;
   out["ranks"] = facts.ranks;
   out["total_steps"] = facts.total_steps;
+  if (!run.starts.empty() && run.starts.front().facts.time > 0) out["started"] = run.starts.front().facts.time;
   out["settings"] = ordered_json::array();
   for (const RecordedSetting& s : facts.settings) {
     out["settings"].push_back({s.name, s.value, s.origin, s.where, s.overridden});
     if (s.name == "max_grad_norm") out["clip_at"] = leading_number(s.value);
+    if (s.name == "load_best_model_at_end") out["keeps_best"] = s.value == "true";
   }
   const RecordedEnd* end = run.ended ? &run.ends.back() : nullptr;
   out["memory"] = ordered_json::array();
@@ -231,6 +253,7 @@ ordered_json to_json(const ReportRun& run) {
     if (start.step > 0 && out["resumed"].size() < most_resumptions) out["resumed"].push_back(start.step);
   add_facts(out, metrics);
   add_totals(out, metrics);
+  if (const double left = seconds_left(metrics); run.going_on && std::isfinite(left)) out["seconds_left"] = left;
   add_series(out, metrics);
   out["samples"] = texts_of(run.samples.samples);
   return out;

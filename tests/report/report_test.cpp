@@ -123,6 +123,31 @@ TEST(ReportData, HasWhatTheRunRecorded) {
   EXPECT_EQ(ended.at("memory").at(0).at(3), 9);
 }
 
+TEST(ReportData, SaysWhenAndHowARunEnds) {
+  const auto run = [](std::int64_t total, const char* end) {
+    return run_of("out", R"({"step":0,"start":{"total_steps":)" + std::to_string(total) +
+                             R"(,"time":1764300000,"settings":[{"name":"load_best_model_at_end","value":"true"}]}})"
+                             "\n"
+                             R"({"step":1,"loss":3,"step_time_s":9})"
+                             "\n"
+                             R"({"step":2,"loss":2,"step_time_s":2})"
+                             "\n"
+                             R"({"step":3,"loss":2,"step_time_s":2})"
+                             "\n" +
+                             end);
+  };
+  constexpr const char* finished = "{\"step\":3,\"summary\":{},\"run\":{\"outcome\":\"finished\"}}\n";
+  EXPECT_EQ(data_of(run(3, finished)).at("status"), "finished");
+  EXPECT_EQ(data_of(run(10, finished)).at("status"), "stopped early");
+  EXPECT_EQ(data_of(run(10, finished)).at("keeps_best"), true);
+  EXPECT_EQ(data_of(run(10, finished)).at("started"), 1764300000);
+  EXPECT_FALSE(data_of(run(10, finished)).contains("seconds_left"));
+  ReportRun going = run(10, "");
+  going.going_on = true;
+  EXPECT_EQ(data_of(going).at("seconds_left"), 14) << "as the median step took";
+  EXPECT_FALSE(data_of(run_of("out", three_steps)).contains("started")) << "no time was recorded";
+}
+
 TEST(ReportData, HasTextsByPromptAndStep) {
   ReportRun run = run_of("out", three_steps);
   EXPECT_EQ(data_of(run).at("samples"), json::array());

@@ -4,7 +4,7 @@
 
 const SVG = 'http://www.w3.org/2000/svg';
 function element(name, attributes, ...children) {
-  const svg = ['svg', 'g', 'path', 'line', 'rect', 'text', 'title', 'desc', 'circle', 'defs', 'pattern'].includes(name);
+  const svg = ['svg', 'g', 'path', 'line', 'rect', 'text', 'title', 'desc', 'circle', 'defs', 'pattern', 'clipPath'].includes(name);
   const made = svg ? document.createElementNS(SVG, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
   made.append(...children);
@@ -74,6 +74,13 @@ function ticks(low, high, most) {
   for (let i = Math.ceil(low / unit - 1e-9); i * unit <= high + unit * 1e-9; ++i) list.push(i * unit);
   return list;
 }
+function xTicks(low, high, most, kind) {
+  if (kind === 'duration') {
+    const [unit] = UNITS.duration.filter(([u]) => u <= high).pop() || [1];
+    return ticks(low / unit, high / unit, most).map((t) => t * unit);
+  }
+  return ticks(low, high, most).filter((t) => Number.isInteger(t) || high - low < 1);
+}
 function logTicks(low, high) {
   const list = [];
   const decades = Math.log10(high / low), mantissas = decades < 1.5 ? [1, 2, 3, 5, 7] : decades < 3 ? [1, 3] : [1];
@@ -81,6 +88,27 @@ function logTicks(low, high) {
   for (let p = Math.floor(Math.log10(low)); p <= Math.log10(high) + 1; p += every)
     for (const m of mantissas) if (m * 10 ** p >= low * 0.999 && m * 10 ** p <= high * 1.001) list.push(m * 10 ** p);
   return list.length > 1 ? list : ticks(low, high, 4).filter((t) => t > 0);
+}
+// The labels of an axis, all of one form: one unit and one number of decimals, the smallest that tells them apart.
+// `kind`: number, count, bytes, seconds.
+const UNITS = {
+  number: [[1, '']], count: [[1, ''], [1e3, 'k'], [1e6, 'M'], [1e9, 'G'], [1e12, 'T']],
+  bytes: [[1, ' B'], [1e3, ' kB'], [1e6, ' MB'], [1e9, ' GB'], [1e12, ' TB']],
+  seconds: [[1e-6, ' \u00b5s'], [1e-3, ' ms'], [1, ' s']],
+  duration: [[1, ' s'], [60, ' min'], [3600, ' h']],
+};
+function labelsOf(places, kind) {
+  const most = Math.max(...places.map(Math.abs)), sizes = places.map(Math.abs).filter((v) => v > 0);
+  let [unit, name] = UNITS[kind].filter(([u]) => u <= most * (1 + 1e-9) && (kind !== 'count' || u === 1 || most >= 1e4)).pop() || UNITS[kind][0];
+  if (kind === 'number' && most > 0 && (Math.min(...sizes) < 1e-4 || most >= 1e6)) {
+    const power = Math.floor(Math.log10(most) + 1e-9);
+    [unit, name] = [10 ** power, `e${power}`];
+  }
+  const values = places.map((v) => v / unit);
+  if (kind === 'number' && sizes.length > 1 && most / Math.min(...sizes) > 200)  // a logarithmic axis
+    return places.map((v) => v.toExponential(0).replace('e+', 'e'));
+  const decimals = [0, 1, 2, 3, 4, 5, 6].find((d) => values.every((v) => Math.abs(v - Number(v.toFixed(d))) <= 1e-6 * Math.max(1, Math.abs(v)))) ?? 6;
+  return values.map((v) => (v === 0 && (kind === 'number' || kind === 'count') ? '0' : `${v.toFixed(decimals)}${name}`));
 }
 function scale(low, high, from, to, log) {
   const f = log ? Math.log : (v) => v;
@@ -99,18 +127,53 @@ function nearest(xs, x) {
   return xs.length === 0 ? -1 : Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
 }
 
-// A chart of lines {run, x, y, faint, marks}. `options`: title, text (a sentence on it), unit (formats a value), xLabel,
-// log, zero (the axis begins at 0), limit ({value, label}), shares ([{run, x, y}], a strip of shares below),
-// crosses ([{run, x, label}]). Returns a figure.
+// An exponential moving average that begins at the first value, as TensorBoard and Weights & Biases smooth.
+function smoothed(values, weight) {
+  let mean = 0, total = 0;
+  return values.map((v) => {
+    if (!known(v)) return v;
+    mean = weight * mean + (1 - weight) * v;
+    total = weight * total + (1 - weight);
+    return mean / total;
+  });
+}
+function quantile(values, share) {
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
+}
+// The range of what is drawn between two places. Without `all`, of a line that falls steeply at first or has a few
+// spikes: what it does after the first tenth, but for its highest hundredth, where that is less than half of the whole.
+function rangeOf(lines, begin, end, log, all) {
+  const values = [], late = [];
+  for (const line of lines)
+    line.x.forEach((x, i) => {
+      const y = line.y[i];
+      if (x < begin || x > end || !known(y) || (log && y <= 0)) return;
+      values.push(y);
+      if (x >= begin + (end - begin) / 10) late.push(y);
+    });
+  if (values.length === 0) return null;
+  const f = log ? Math.log : (v) => v, low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
+  if (all || late.length < 10) return [low, high];
+  const top = quantile(late, 0.99), room = (f(top) - f(low)) * 0.1, useful = log ? Math.exp(f(top) + room) : top + room;
+  return f(useful) - f(low) < 0.5 * (f(high) - f(low)) ? [low, useful] : [low, high];
+}
+
+// A chart of lines {run, x, y, faint, marks}. `options`: title, text (a sentence on it), unit (formats a value), kind (of
+// its ticks, as labelsOf() has them) and xKind, xLabel, xText (formats a place), log, zero (the axis begins at 0), all
+// (the whole range of values), view ([begin, end] of the axis; null: all), zoom(begin, end) (called when a reader has
+// dragged over a part), limit ({value, label}), shares ([{run, x, y}], a strip of shares below), crosses ([{run, x,
+// label}]), bests ([{run, x, y, label, short}]). Returns a figure.
 function chart(lines, options, width) {
   const figure = element('figure', { class: 'card chart', 'data-chart': options.key }, element('h3', {}, options.title));
   if (options.text) figure.append(element('p', { class: 'soft' }, options.text));
   const strip = options.shares && options.shares.length > 0 ? 12 * options.shares.length + 6 : 0;
   const left = 56, right = 26, top = 12, height = 230 + strip, bottom = height - 40 - strip;
   const log = options.log && extent(lines, 'y', true)[0] > 0;
-  let [low, high] = extent(lines, 'y', log);
-  const first = 0, [, last] = extent(lines, 'x', false);
-  if (!known(low) || !known(last)) {
+  const [, last] = extent(lines, 'x', false), [first, to] = options.view || [0, last];
+  const range = rangeOf(lines, first, to, log, options.all || options.zero);
+  let [low, high] = range || [0, 1];
+  if (!range || !known(last)) {
     figure.append(element('p', { class: 'soft' }, 'Nothing was recorded.'));
     return figure;
   }
@@ -119,19 +182,19 @@ function chart(lines, options, width) {
   if (low === high) { const pad = Math.abs(low) / 10 || 1; high += pad; if (!options.zero || low < 0) low -= log ? low / 2 : pad; }
   else if (log) { const factor = (high / low) ** 0.05; low /= factor; high *= factor; }
   else { const pad = (high - low) * 0.05; high += pad; if (!options.zero || low < 0) low -= pad; }
-  const end = last > first ? last : first + 1;
+  const end = to > first ? to : first + 1, within = (x) => x >= first && x <= end;
   const px = scale(first, end, left, width - right, false), py = scale(low, high, bottom, top, log);
   const svg = element('svg', { role: 'img', viewBox: `0 0 ${width} ${height}`, height, 'aria-label': `${options.title}. ${options.summary}` },
     element('title', {}, options.title), element('desc', {}, options.summary));
-  for (const y of log ? logTicks(low, high) : ticks(low, high, 5)) {
-    if (py(y) < top - 1 || py(y) > bottom + 1) continue;
-    svg.append(element('line', { class: 'gridline', x1: left, x2: width - right, y1: py(y), y2: py(y) }),
-      element('text', { x: left - 8, y: py(y) + 4, 'text-anchor': 'end' }, options.tick(y)));
-  }
-  for (const x of ticks(first, end, width < 420 ? 3 : 6)) {
-    svg.append(element('line', { class: 'axis', x1: px(x), x2: px(x), y1: bottom, y2: bottom + 4 }),
-      element('text', { x: px(x), y: height - 22, 'text-anchor': 'middle' }, options.xTick(x)));
-  }
+  const rows = (log ? logTicks(low, high) : ticks(low, high, 6)).filter((y) => py(y) >= top - 1 && py(y) <= bottom + 1), names = labelsOf(rows, options.kind);
+  rows.forEach((y, i) => svg.append(element('line', { class: 'gridline', x1: left, x2: width - right, y1: py(y), y2: py(y) }),
+    element('text', { class: 'tick', x: left - 8, y: py(y) + 4, 'text-anchor': 'end' }, names[i])));
+  const columns = xTicks(first, end, width < 420 ? 4 : 6, options.xKind), places = labelsOf(columns, options.xKind);
+  columns.forEach((x, i) => svg.append(element('line', { class: 'axis', x1: px(x), x2: px(x), y1: bottom, y2: bottom + 4 }),
+    element('text', { class: 'tick', x: px(x), y: height - 22, 'text-anchor': 'middle' }, places[i])));
+  // What is outside of the view, or above the range, is not drawn.
+  const clip = `clip-${options.key}`, drawn = element('g', { 'clip-path': `url(#${clip})` });
+  svg.append(element('defs', {}, element('clipPath', { id: clip }, element('rect', { x: left, y: top - 4, width: width - left - right, height: bottom - top + 8 }))));
   svg.append(element('line', { class: 'axis', x1: left, x2: width - right, y1: bottom, y2: bottom }),
     element('text', { x: (left + width - right) / 2, y: height - 4, 'text-anchor': 'middle' }, options.xLabel));
   if (options.limit && options.limit.value >= low && options.limit.value <= high) {
@@ -147,19 +210,23 @@ function chart(lines, options, width) {
     for (let i = 0; i < line.x.length; ++i) {
       if (!known(line.y[i]) || (log && line.y[i] <= 0)) { pen = 'M'; continue; }
       lastPoint = [px(line.x[i]), py(line.y[i])];
-      places.push(lastPoint);
+      if (within(line.x[i]) && line.y[i] <= high && line.y[i] >= low) places.push(lastPoint);
       path += `${pen}${lastPoint[0].toFixed(1)},${lastPoint[1].toFixed(1)}`;
       pen = 'L';
     }
     if (lastPoint === null) continue;
-    svg.append(element('path', { d: path, class: line.faint ? 'series faint' : 'series', style: `stroke:${colour}`,
+    drawn.append(element('path', { d: path, class: line.faint ? 'series faint' : 'series', style: `stroke:${colour}`,
       'stroke-dasharray': line.faint ? '' : dashes }));
-    if (line.faint) continue;
+    if (line.faint || places.length === 0) continue;
     const marks = line.marks ? places : places.length === 1 || lines.some((l) => l.run !== line.run) ?
       [0.15, 0.4, 0.65, 0.9].map((share) => places[Math.floor(share * (places.length - 1))]) : [];
     if (marks.length <= 200) for (const [x, y] of marks) svg.append(marker(line.run, x, y));
-    ends.push({ y: lastPoint[1], x: lastPoint[0], letter, colour });
+    const [x, y] = places[places.length - 1];
+    ends.push({ x, y, letter, colour });
   }
+  svg.append(drawn);
+  const [, most] = rangeOf(lines, first, end, log, true);
+  if (most > high) figure.append(element('p', { class: 'soft above' }, `Up to ${options.unit(most)}, above the chart.`));
   if (lines.some((line) => line.run !== lines[0].run)) {
     ends.sort((a, b) => a.y - b.y);
     ends.forEach((e, i) => {  // letters of lines that end near each other stand below each other
@@ -175,17 +242,37 @@ function chart(lines, options, width) {
       element('path', { d, class: 'series', style: `stroke:${style(share.run).colour};stroke-width:${Math.max(1.5, (width - left - right) / 220)}` }),
       element('text', { x: left - 8, y: y + 9, 'text-anchor': 'end' }, options.shares.length > 1 ? `clipped ${style(share.run).letter}` : 'clipped'));
   });
-  for (const cross of options.crosses || [])
+  for (const best of (options.bests || []).filter((b) => within(b.x) && b.y >= low && b.y <= high)) {
+    const right = px(best.x) + 12 + best.short.length * 7 > width;
+    svg.append(element('circle', { class: 'best', cx: px(best.x), cy: py(best.y), r: 8, style: `stroke:${style(best.run).colour}` }, element('title', {}, best.label)),
+      element('text', { class: 'best', x: px(best.x) + (right ? -12 : 12), y: py(best.y) - 10, 'text-anchor': right ? 'end' : 'start' }, best.short));
+  }
+  for (const cross of (options.crosses || []).filter((c) => within(c.x)))
     svg.append(element('text', { class: 'bad', x: px(cross.x), y: top + 8, 'text-anchor': 'middle' }, element('title', {}, cross.label), '\u2715'));
-  const cursor = element('line', { class: 'cursor', y1: top, y2: bottom });
-  svg.append(cursor);
+  const cursor = element('line', { class: 'cursor', y1: top, y2: bottom }), chosen = element('rect', { class: 'chosen', y: top, height: bottom - top, width: 0 });
+  svg.append(cursor, chosen);
   const readout = element('div', { class: 'readout', 'aria-hidden': 'true' });
   const plot = element('div', { class: 'plot' }, svg, readout);
+  const placeOf = (event) => {
+    const box = svg.getBoundingClientRect();
+    return Math.min(width - right, Math.max(left, ((event.clientX - box.left) / box.width) * width));
+  };
+  const valueAt = (x) => first + ((x - left) / (width - right - left)) * (end - first);
+  let from = null;
+  plot.addEventListener('pointerdown', (event) => { if (event.button === 0) { from = placeOf(event); plot.setPointerCapture(event.pointerId); } });
+  const release = (event) => {
+    const x = placeOf(event), begin = from;
+    from = null;
+    chosen.setAttribute('width', 0);
+    if (event.type === 'pointerup' && begin !== null && Math.abs(x - begin) > 8) options.zoom(valueAt(Math.min(x, begin)), valueAt(Math.max(x, begin)));
+  };
+  plot.addEventListener('pointerup', release);
+  plot.addEventListener('pointercancel', release);
+  plot.addEventListener('dblclick', () => options.zoom(null));
   plot.addEventListener('pointermove', (event) => {
-    const box = svg.getBoundingClientRect(), x = ((event.clientX - box.left) / box.width) * width;
-    if (x < left || x > width - right) return;
-    const value = first + ((x - left) / (width - right - left)) * (end - first);
-    readout.replaceChildren(element('div', { class: 'soft' }, `${options.xLabel} ${options.xTick(value)}`));
+    const box = svg.getBoundingClientRect(), x = placeOf(event), value = valueAt(x);
+    if (from !== null) { chosen.setAttribute('x', Math.min(x, from)); chosen.setAttribute('width', Math.abs(x - from)); }
+    readout.replaceChildren(element('div', { class: 'soft' }, `${options.xLabel} ${options.xText(value)}`));
     for (const line of lines.filter((l) => !l.faint)) {
       const i = nearest(line.x, value);
       if (i >= 0) readout.append(element('div', {}, `${style(line.run).letter}  ${options.unit(line.y[i])}`));
@@ -212,7 +299,7 @@ function figures(lines, options, first, end) {
     const x = lines[0].x[places[0]];
     if (shown.has(x)) continue;
     shown.add(x);
-    body.append(element('tr', {}, element('td', { class: 'n' }, options.xTick(x, true)),
+    body.append(element('tr', {}, element('td', { class: 'n' }, options.xText(x)),
       ...lines.map((line, k) => element('td', { class: 'n' }, line.x[line.x.length - 1] < at && places[k] === line.x.length - 1 && k > 0 ? DASH : options.unit(line.y[places[k]])))));
   }
   const head = element('thead', {}, element('tr', {}, element('th', { class: 'n', scope: 'col' }, options.xLabel),

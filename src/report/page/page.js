@@ -5,21 +5,26 @@ const FIGURE_NAMES = {
   step_seconds: 'step', overlap_efficiency: 'overlap efficiency', device_seconds: 'device work of a step',
   host_adamw_seconds: 'AdamW on the host', device_bytes: 'device memory', pinned_bytes: 'pinned memory', host_bytes: 'host memory',
 };
+// Parts of a step: a short name, and what it is.
 const DEVICE_PARTS = {
-  work: 'works', host: 'waits for AdamW on the host', link: 'waits for updated weights on their way',
-  stream: 'waits for streamed or gathered weights', gradient: 'waits for a gradient buffer',
-  verdict: 'waits for the gradient norm', checkpoint: 'waits for a checkpoint', moving: 'waits for gradients that move',
+  work: ['compute', 'computes'], host: ['CPU update', 'waits for AdamW on the CPU'],
+  link: ['weight transfer', 'waits for updated weights on their way to the GPU'],
+  stream: ['weight streaming', 'waits for streamed or gathered weights'], gradient: ['gradient buffer', 'waits for a free gradient buffer'],
+  verdict: ['gradient norm', 'waits for the gradient norm'], checkpoint: ['checkpoint', 'waits for a checkpoint'],
+  moving: ['gradient transfer', 'waits for gradients on their way to the CPU'],
 };
 const HOST_PARTS = {
-  adamw: 'runs AdamW', other: 'other work', gradient: 'waits for gradients', fetch: 'waits for gradients on their way',
-  place: 'waits for spare optimizer state', verdict: 'waits for the gradient norm', send: 'waits for weights to leave',
-  checkpoint: 'waits for a checkpoint',
+  adamw: ['AdamW', 'runs AdamW'], other: ['other', 'other work'], gradient: ['backward pass', 'waits for gradients'],
+  fetch: ['gradient transfer', 'waits for gradients on their way to the CPU'], place: ['buffers', 'waits for free buffers of optimizer state'],
+  verdict: ['gradient norm', 'waits for the gradient norm'], send: ['weight transfer', 'waits for weights to leave'],
+  checkpoint: ['checkpoint', 'waits for a checkpoint'],
 };
+const partOf = (names, name) => names[name] || [name, name];
 const STATUS = {
-  finished: 'finished', interrupted: 'interrupted, can be resumed', benchmarked: 'measured, nothing saved',
-  diverged: 'diverged', running: 'going on', open: 'ended without a last line',
+  finished: 'finished', 'stopped early': 'stopped early', interrupted: 'interrupted, can be resumed', benchmarked: 'benchmark, nothing saved',
+  diverged: 'diverged', running: 'running', open: 'ended without a closing line',
 };
-const choices = { x: 'step', log: false, given: true };
+const choices = { x: 'step', log: false, given: true, smoothing: 0, all: false, view: null, hidden: new Set() };
 let data = null;
 
 const cell = (text, kind, label) => element('td', { ...(kind ? { class: kind } : {}), ...(label ? { 'data-label': label } : {}) }, text);
@@ -28,18 +33,40 @@ const section = (id, title, ...children) => element('section', { id }, element('
 const several = () => data.runs.length > 1;
 const named = (run) => (several() ? [element('span', { class: 'letter' }, style(run.index).letter), ` ${run.name}`] : [run.name]);
 
+const visible = () => data.runs.filter((run) => !choices.hidden.has(run.name));
+const twoDigits = (n) => String(n).padStart(2, '0');
+function moment(secondsSince1970) {
+  if (!known(secondsSince1970)) return DASH;
+  const d = new Date(secondsSince1970 * 1000);
+  return `${d.getFullYear()}-${twoDigits(d.getMonth() + 1)}-${twoDigits(d.getDate())} ${twoDigits(d.getHours())}:${twoDigits(d.getMinutes())}`;
+}
+function stateOf(run) {
+  const parts = [STATUS[run.status] || run.status], best = run.best_evaluation;
+  if (run.status === 'stopped early' && best) parts.push(`no evaluation after that of step ${whole(best.step)} was better`);
+  if (run.keeps_best && best && ['finished', 'stopped early'].includes(run.status)) parts.push(`the model is that of step ${whole(best.step)}`);
+  if (known(run.seconds_left)) parts.push(`about ${duration(run.seconds_left)} left`);
+  if (run.resumed.length > 0) parts.push(`resumed after step ${run.resumed.map(whole).join(', ')}`);
+  return parts.join('; ');
+}
+const stepsOf = (run) => `${whole(run.last_step)}${run.total_steps ? ` of ${whole(run.total_steps)}` : ''}`;
+
+// On a narrow screen, above the charts: a line for each run.
+function stateLines() {
+  return element('div', { class: 'states' }, ...data.runs.map((run) => element('p', {}, ...named(run),
+    `: ${stateOf(run)}, step ${stepsOf(run)}, loss ${number(run.last_loss)}`)));
+}
+
 function runsTable() {
   const rows = data.runs.map((run) => element('tr', {},
     element('td', {}, ...(several() ? [swatch(run.index), ' '] : []), element('span', { class: 'letter' }, several() ? `${style(run.index).letter} ` : ''), run.name),
-    cell(`${STATUS[run.status] || run.status}${run.resumed.length > 0 ? `; resumed after step ${run.resumed.map(whole).join(', ')}` : ''}`, '', 'state'),
-    cell(`${whole(run.last_step)}${run.total_steps ? ` of ${whole(run.total_steps)}` : ''}`, 'n', 'steps'),
+    cell(stateOf(run), 'state', 'state'), cell(stepsOf(run), 'n', 'steps'), cell(moment(run.started), '', 'started'),
     cell(short(run.tokens), 'n', 'tokens'), cell(duration(run.seconds), 'n', 'time in steps'),
     cell(short(run.tokens_per_s), 'n', 'tokens/s'),
     cell(`${number(run.first_loss)} \u2192 ${number(run.last_loss)}`, 'n', 'loss'),
     cell(run.best_evaluation ? `${number(run.best_evaluation.loss)} at ${whole(run.best_evaluation.step)}` : DASH, 'n', 'best evaluation'),
     cell(`${whole(run.clipped)} / ${whole(run.skipped)}`, 'n', 'clipped / skipped'),
     cell(`${run.model || DASH}, ${run.device || DASH}`, 'path', 'model and device')));
-  const table = element('table', { class: 'runs stack' }, heads(['run'], ['state'], ['steps', 'n'], ['tokens', 'n'], ['time in steps', 'n'],
+  const table = element('table', { class: 'runs stack' }, heads(['run'], ['state'], ['steps', 'n'], ['started'], ['tokens', 'n'], ['time in steps', 'n'],
     ['tokens/s', 'n'], ['loss', 'n'], ['best evaluation', 'n'], ['clipped / skipped', 'n'], ['model and device']), element('tbody', {}, ...rows));
   const notes = data.runs.flatMap((run) => run.notes.map((note) => element('p', { class: 'note' }, several() ? `${style(run.index).letter}: ` : '', note)));
   return element('div', { class: 'card' }, element('div', { class: 'wide' }, table), ...notes);
@@ -57,7 +84,7 @@ function along(run, steps) {
   });
 }
 function lines(key, options = {}) {
-  return data.runs.filter((run) => run.series[key]).map((run) => ({
+  return visible().filter((run) => run.series[key]).map((run) => ({
     run: run.index, name: `${several() ? `${style(run.index).letter} ` : ''}${options.name || ''}`.trim() || options.short || 'value',
     x: along(run, run.series[key][0]), y: run.series[key][1], ...options,
   }));
@@ -68,42 +95,56 @@ function summaryOf(list, unit) {
     return values.length === 0 ? '' : `${several() ? `Run ${style(l.run).letter}: ` : ''}from ${unit(values[0])} to ${unit(values[values.length - 1])}, least ${unit(Math.min(...values))}, most ${unit(Math.max(...values))}.`;
   }).join(' ');
 }
-const xTick = (x, exact) => (choices.x === 'seconds' ? duration(x) : exact ? whole(x) : short(Math.round(x)));
-// Noisy series: single steps faint, means strong.
+const xText = (x) => (choices.x === 'seconds' ? duration(x) : whole(x));
+// Noisy series: single steps faint, means strong; or smoothed, where the reader asks for it.
 function noisyLines(key, short) {
-  return data.runs.flatMap((run) => [...lines(key, { short }).map((l) => ({ ...l, faint: Boolean(run.series[`${key}_mean`]) })),
-    ...lines(`${key}_mean`, { name: 'mean' })].filter((l) => l.run === run.index));
+  const weight = choices.smoothing;
+  return visible().flatMap((run) => {
+    const own = (list) => list.filter((l) => l.run === run.index), single = own(lines(key, { short })), mean = own(lines(`${key}_mean`, { name: 'mean' }));
+    const base = mean.length > 0 ? mean : single;
+    const strong = weight > 0 ? base.map((l) => ({ ...l, name: `${several() ? `${style(run.index).letter} ` : ''}smoothed`, y: smoothed(l.y, weight) })) : mean;
+    return [...single.map((l) => ({ ...l, faint: strong.length > 0 })), ...strong];
+  });
 }
 function clipping() {
-  const limits = new Set(data.runs.map((run) => run.clip_at));
+  const limits = new Set(visible().map((run) => run.clip_at));
   const [limit] = limits;
   return limits.size === 1 && known(limit) ? { value: limit, label: `clipped above ${number(limit)}` } : null;
 }
+// Of all charts; without a place: everything again.
+function zoom(begin, end) {
+  const whole = choices.x === 'step';
+  choices.view = begin === null ? null : [whole ? Math.floor(begin) : begin, whole ? Math.max(Math.ceil(end), Math.floor(begin) + 1) : end];
+  render();
+}
 function charts(width) {
-  const means = data.runs.map((run) => run.mean_of).filter((n) => n > 1);
-  const faint = means.length > 0 ? `Faint: single steps. Strong: means of ${[...new Set(means)].map(whole).join(' and ')} steps.` : '';
-  const skips = data.runs.flatMap((run) => run.skips.map((s) => ({ x: along(run, [s.step])[0], run: run.index,
+  const means = visible().map((run) => run.mean_of).filter((n) => n > 1), ofSteps = `means of ${[...new Set(means)].map(whole).join(' and ')} steps`;
+  const faint = choices.smoothing > 0 ? `Faint: single steps. Strong: smoothed${means.length > 0 ? `, from ${ofSteps}` : ''}.` : means.length > 0 ? `Faint: single steps. Strong: ${ofSteps}.` : '';
+  const bests = visible().filter((run) => run.best_evaluation).map((run) => ({ run: run.index, x: along(run, [run.best_evaluation.step])[0], y: run.best_evaluation.loss,
+    short: several() ? `${style(run.index).letter} ${number(run.best_evaluation.loss)}` : `best: ${number(run.best_evaluation.loss)}`,
+    label: `the best evaluation${several() ? ` of ${style(run.index).letter}` : ''}: ${number(run.best_evaluation.loss)} at step ${whole(run.best_evaluation.step)}` }));
+  const skips = visible().flatMap((run) => run.skips.map((s) => ({ x: along(run, [s.step])[0], run: run.index,
     label: `step ${s.step} skipped: began in ${s.origin}, tensor ${s.tensor}` })));
-  const shares = data.runs.filter((run) => run.clipped > 0).map((run) => ({ run: run.index, x: along(run, run.clip_share[0]), y: run.clip_share[1] }));
+  const shares = visible().filter((run) => run.clipped > 0).map((run) => ({ run: run.index, x: along(run, run.clip_share[0]), y: run.clip_share[1] }));
   const specs = [
-    ['loss', 'Loss', noisyLines('loss', 'loss'), { text: faint, unit: number, log: choices.log }],
-    ['eval_loss', 'Evaluation loss', lines('eval_loss', { marks: true }), { unit: number, log: choices.log }],
-    ['grad_norm', 'Gradient norm', noisyLines('grad_norm', 'norm'), { unit: number, log: choices.log, limit: clipping(), shares, crosses: skips,
+    ['loss', 'Loss', noisyLines('loss', 'loss'), { text: faint, unit: number, kind: 'number', log: choices.log }],
+    ['eval_loss', 'Evaluation loss', lines('eval_loss', { marks: true }), { text: bests.length > 0 ? 'The best is circled.' : '', unit: number, kind: 'number', log: choices.log, bests }],
+    ['grad_norm', 'Gradient norm', noisyLines('grad_norm', 'norm'), { unit: number, kind: 'number', log: choices.log, limit: clipping(), shares, crosses: skips,
       text: `Before clipping.${shares.length > 0 ? ' The strip below: the share of steps that were clipped.' : ''}${skips.length > 0 ? ' \u2715: skipped, a gradient was not finite.' : ''}` }],
-    ['lr', 'Learning rate', lines('lr'), { unit: number, zero: true }],
-    ['tokens_per_s', 'Tokens per second', noisyLines('tokens_per_s', 'tokens/s'), { unit: short, zero: true }],
-    ['step_time_s', 'Time of a step', noisyLines('step_time_s', 'time'), { unit: seconds, zero: true }],
-    ['host_memory', 'Host memory', lines('host_memory'), { unit: bytes, zero: true, text: 'Resident of the process.' }],
-    ['device_memory', 'Device memory', lines('device_memory'), { unit: bytes, zero: true, text: 'Held by the run.' }],
+    ['lr', 'Learning rate', lines('lr'), { unit: number, kind: 'number', zero: true }],
+    ['tokens_per_s', 'Tokens per second', noisyLines('tokens_per_s', 'tokens/s'), { unit: short, kind: 'count', zero: true }],
+    ['step_time_s', 'Time of a step', noisyLines('step_time_s', 'time'), { unit: seconds, kind: 'seconds', zero: true }],
+    ['host_memory', 'Host memory', lines('host_memory'), { unit: bytes, kind: 'bytes', zero: true, text: 'Resident memory of the process.' }],
+    ['device_memory', 'Device memory', lines('device_memory'), { unit: bytes, kind: 'bytes', zero: true, text: 'Of the GPU, in use by the run.' }],
   ].filter(([, , list]) => list.some((l) => l.y.some(known)));
-  return specs.map(([key, title, list, options]) => chart(list, { key, title, xLabel: AXES[choices.x], xTick, tick: options.unit === number ? short : options.unit,
+  return specs.map(([key, title, list, options]) => chart(list, { key, title, xLabel: AXES[choices.x], xText, xKind: choices.x === 'seconds' ? 'duration' : 'count', all: choices.all, view: choices.view, zoom,
     summary: summaryOf(list, options.unit), ...options }, width));
 }
 
 // ---- where a step's time went: a bar of parts, work solid, waits hatched
 function bar(parts, names, longest, width, id) {
   const total = parts.reduce((sum, [, s]) => sum + s, 0), height = 30;
-  const label = parts.filter(([, s]) => s > 0).map(([name, s]) => `${names[name] || name} ${seconds(s)}`).join(', ');
+  const label = parts.filter(([, s]) => s > 0).map(([name, s]) => `${partOf(names, name)[0]} ${seconds(s)}`).join(', ');
   const svg = element('svg', { role: 'img', viewBox: `0 0 ${width} ${height}`, height, 'aria-label': label }, element('title', {}, label));
   let x = 0;
   parts.forEach(([name, s], i) => {
@@ -117,7 +158,7 @@ function bar(parts, names, longest, width, id) {
         element('path', { d: `M0,0V${step}`, class: 'hatch' }))), element('rect', { x, y: 0, width: wide, height, fill: `url(#${hatch})` }));
     }
     svg.append(element('path', { d: `M${x + wide},0V${height}`, class: 'edge' }));
-    const text = `${name} ${percent(total > 0 ? s / total : 0)}`;
+    const text = `${partOf(names, name)[0]} ${percent(total > 0 ? s / total : 0)}`;
     if (wide > text.length * 7.2 + 10) {
       if (!works) svg.append(element('rect', { x: x + 5, y: 6, width: text.length * 7 + 6, height: 18, rx: 3, class: 'wait' }));
       svg.append(element('text', { x: x + 8, y: 20, class: works ? 'on-work' : 'on-wait' }, text));
@@ -128,7 +169,7 @@ function bar(parts, names, longest, width, id) {
 }
 function timeOfRun(run, width) {
   const card = element('div', { class: 'card', 'data-time': run.index }, element('h3', {}, ...named(run)));
-  const sides = [['device', 'Device', DEVICE_PARTS], ['host', 'AdamW\u2019s thread on the host', HOST_PARTS]];
+  const sides = [['device', 'GPU', DEVICE_PARTS], ['host', 'AdamW on the CPU', HOST_PARTS]];
   if (!run.parts && !run.planned_parts) return null;
   const rows = [];
   const all = [run.parts, run.planned_parts].filter(Boolean);
@@ -142,10 +183,10 @@ function timeOfRun(run, width) {
     const listed = run.parts ? run.parts[side] : run.planned_parts[side], planned = new Map(run.planned_parts ? run.planned_parts[side] : []);
     for (const [name, s] of listed)
       if (s > 0 || planned.get(name) > 0)
-        rows.push(element('tr', {}, cell(side === 'device' ? 'device' : 'host', '', 'side'), cell(`${name}: ${names[name] || ''}`, 'v', 'part'), cell(run.parts ? seconds(s) : DASH, 'n', 'measured'), cell(planned.has(name) ? seconds(planned.get(name)) : DASH, 'n', 'planned')));
+        rows.push(element('tr', {}, cell(side === 'device' ? 'GPU' : 'CPU', '', 'side'), cell(`${partOf(names, name)[0]}: ${partOf(names, name)[1]}`, 'v', 'part'), cell(run.parts ? seconds(s) : DASH, 'n', 'measured'), cell(planned.has(name) ? seconds(planned.get(name)) : DASH, 'n', 'planned')));
   }
   if (run.parts && known(run.parts.efficiency))
-    card.append(element('p', {}, `Overlap efficiency ${run.parts.efficiency.toFixed(3)}${run.planned_parts && known(run.planned_parts.efficiency) ? `, planned ${run.planned_parts.efficiency.toFixed(3)}` : ''}: the longer of the two works, as a share of the step.`));
+    card.append(element('p', {}, `Overlap efficiency ${run.parts.efficiency.toFixed(3)}${run.planned_parts && known(run.planned_parts.efficiency) ? `, planned ${run.planned_parts.efficiency.toFixed(3)}` : ''}: the longer of GPU compute and AdamW, as a share of the step.`));
   card.append(element('details', { id: `time-${run.index}` }, element('summary', {}, 'Figures'), element('div', { class: 'wide' },
     element('table', { class: 'stack' }, heads(['side'], ['part'], ['measured', 'n'], ['planned', 'n']), element('tbody', {}, ...rows)))));
   return card;
@@ -221,33 +262,47 @@ function settingsTable() {
     })));
   }
   const titles = data.runs.flatMap((run) => { const letter = several() ? `${style(run.index).letter} ` : ''; return [[`${letter}value`], [`${letter}origin`]]; });
-  const box = element('input', { type: 'checkbox', id: 'given' });
-  box.checked = choices.given;
-  box.addEventListener('change', () => { choices.given = box.checked; render(); });
-  return element('div', { class: 'card' }, element('label', { class: 'soft' }, box, several() ? ' Only those that differ or were given' : ' Only those that were given'),
+  const given = box('given', several() ? ' Only those that differ or were given' : ' Only those that were given', choices.given, (on) => { choices.given = on; });
+  given.classList.add('soft');
+  return element('div', { class: 'card' }, given,
     element('div', { class: 'wide' }, element('table', { class: 'stack' }, heads(['setting'], ...titles), element('tbody', {}, ...rows))));
 }
 
-function controls() {
+function box(id, text, checked, change) {
+  const input = element('input', { type: 'checkbox', id });
+  input.checked = checked;
+  input.addEventListener('change', () => { change(input.checked); render(); });
+  return element('label', {}, input, text);
+}
+function controls(narrow) {
   const select = element('select', { id: 'axis' }, ...Object.entries(AXES).map(([value, text]) => element('option', { value }, text)));
   select.value = choices.x;
-  select.addEventListener('change', () => { choices.x = select.value; render(); });
-  const box = element('input', { type: 'checkbox', id: 'log' });
-  box.checked = choices.log;
-  box.addEventListener('change', () => { choices.log = box.checked; render(); });
-  return element('div', { class: 'controls' }, element('label', {}, 'Along', select), element('label', {}, box, 'Logarithmic losses and norms'));
+  select.addEventListener('change', () => { choices.x = select.value; choices.view = null; render(); });
+  const slider = element('input', { type: 'range', id: 'smoothing', min: 0, max: 0.99, step: 0.01 });
+  slider.value = choices.smoothing;
+  const value = element('output', { for: 'smoothing' }, choices.smoothing === 0 ? 'off' : choices.smoothing.toFixed(2));
+  slider.addEventListener('change', () => { choices.smoothing = Number(slider.value); render(); });
+  const reset = element('button', { type: 'button', id: 'reset' }, 'Show the whole run');
+  reset.addEventListener('click', () => zoom(null));
+  const runs = several() ? data.runs.map((run) => box(`show-${run.index}`, element('span', {}, swatch(run.index), ' ', ...named(run)), !choices.hidden.has(run.name),
+    (shown) => { if (shown) choices.hidden.delete(run.name); else choices.hidden.add(run.name); })) : [];
+  const all = [element('label', {}, 'x axis', select), element('label', {}, 'Smoothing', slider, value), box('log', 'Logarithmic', choices.log, (on) => { choices.log = on; }),
+    box('all', 'Whole range of losses and norms', choices.all, (on) => { choices.all = on; }), ...(choices.view ? [reset] : []), ...runs,
+    element('span', { class: 'soft' }, choices.view ? `${AXES[choices.x]} ${xText(choices.view[0])} to ${xText(choices.view[1])}` : 'Drag over a part of a chart to zoom, double-click to return.')];
+  return narrow ? element('details', { class: 'view', id: 'view' }, element('summary', {}, 'View'), element('div', { class: 'controls' }, ...all)) : element('div', { class: 'controls' }, ...all);
 }
 
 function render() {
   const main = document.querySelector('main'), open = [...document.querySelectorAll('details[open]')].map((d) => d.id);
   const focused = document.activeElement && document.activeElement.id;
   const room = main.clientWidth - parseFloat(getComputedStyle(main).paddingLeft) * 2, columns = Math.max(1, Math.floor((room + 16) / 436));
-  const padding = window.matchMedia('(max-width: 560px)').matches ? 26 : 34;
+  const narrow = window.matchMedia('(max-width: 560px)').matches, padding = narrow ? 26 : 34;
   const used = Math.min(columns, 3), width = Math.floor((room - 16 * (columns - 1)) / columns) - padding;
   const parts = (make) => data.runs.map(make).filter(Boolean);
   const optional = (id, title, list) => (list.length > 0 ? [section(id, title, ...list)] : []);
   const settings = settingsTable();
-  main.replaceChildren(runsTable(), controls(), element('div', { class: 'grid', 'data-columns': used }, ...charts(Math.max(220, width))),
+  const grid = element('div', { class: 'grid', 'data-columns': used }, ...charts(Math.max(220, width)));
+  main.replaceChildren(...(narrow ? [stateLines(), controls(true), grid, runsTable()] : [runsTable(), controls(false), grid]),
     ...optional('time', 'Where a step\u2019s time went', parts((run) => timeOfRun(run, Math.max(220, room - padding)))),
     ...optional('plan', 'Planned and measured', parts(compareTable)), ...optional('memory', 'Memory by name', parts(memoryTable)),
     ...optional('samples', 'Generated texts', sampleTables()), ...optional('settings', 'Settings', settings ? [settings] : []));
