@@ -33,7 +33,7 @@ user sh -eu commands >said 2>log || { cat log; fail "a command of the page fails
 shown='<s>[INST] What do you sell? [/INST]⟦Tea and mugs.</s>⟧[INST] Which tea? [/INST]⟦Green and black.</s>⟧'
 grep -qxF "$shown" "$page" || fail "the page does not show the second record"
 [ "$(head -1 said)" = "$shown" ] || { head -3 said; fail "tokenize --show prints something else than the page"; }
-grep -q 'dry run: it fits' log || fail "the dry run does not say that it fits"
+grep -q 'dry run: it fits' said || fail "the dry run does not say that it fits"
 for file in model.safetensors config.json tokenizer.json chat_template.jinja metrics.jsonl; do
   [ -s "out/$file" ] || fail "out has no $file"
 done
@@ -55,7 +55,7 @@ ask "Can I return a mug?" "Within 30 days, if it is whole."
 
 # What stands before the table: names of elsewhere are answered with those of here, or with why there is none.
 for pair in base_model:model datasets:data micro_batch_size:batch_size sequence_len:max_length cutoff_len:max_length \
-  val_set_size:validation_split num_epochs:num_train_epochs learning_rate:lr sample_packing:packing \
+  val_set_size:validation_split num_epochs:num_train_epochs lr_scheduler_type:lr_scheduler sample_packing:packing \
   evals_per_epoch:eval_strategy cosine_min_lr_ratio:min_lr; do
   said=$(user superoffload train --config run.yaml "--${pair%%:*}" 1 2>&1) && fail "--${pair%%:*} is taken"
   echo "$said" | grep -q "here it is --${pair##*:}\$" || fail "--${pair%%:*}: $said"

@@ -2,6 +2,7 @@
 import contextlib
 import numbers
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from superoffload import errors, program
 # A run saves and stops upon these (docs/running.md).
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _INTERRUPTED = 130
+_COMMAND = re.compile(r"superoffload [a-z]+ .*--")
+_OPTION = re.compile(r"(?<![^\s(\"'])--([a-z][a-z0-9_]*)(?=([,;.)]|\s*$)?)")
+_SWITCHES = ("resume", "overwrite_output_dir", "load_best_model_at_end")  # which the program advises without a value
 
 
 def train(**options):
@@ -20,8 +24,8 @@ def train(**options):
     Values are texts, numbers, booleans and paths. A list or tuple stands for a value with commas ("a,b"). None leaves
     an option at its default. `superoffload train --help` lists the options; the program checks them.
 
-    The run is a process of its own, so its memory is free again afterwards. What it says goes to sys.stdout and
-    sys.stderr. Signals that stop a run (Ctrl-C among them) reach it while train() is called from the main thread.
+    The run is a process of its own, so its memory is free again afterwards. Results go to sys.stdout, progress and
+    messages to sys.stderr, but for the sentence of a run that fails, which is the exception's. Signals that stop a run (Ctrl-C among them) reach it while train() is called from the main thread.
 
     Returns None once the model is written, or with dry_run=True once the plan is made; metrics are in
     output_dir/metrics.jsonl. Raises UserError, SystemFailure, Bug (all of them Error), or Interrupted when a signal has
@@ -106,6 +110,7 @@ class _LastWords:
         self.line = ""
 
     def add(self, line):
+        """Takes a line; returns whether it belongs to the sentence that the exception has."""
         line = line.rstrip("\n")
         if line.startswith("superoffload: "):
             self.failure = [line.removeprefix("superoffload: ")]
@@ -115,16 +120,26 @@ class _LastWords:
             self.error = line.removeprefix("error: ")
         if line:
             self.line = line
+        return bool(self.failure)
 
     def sentence(self):
         return "\n".join(self.failure) or self.error or self.line
+
+
+def _as_keywords(line):
+    """The program's advice as it is given to train(): max_steps for --max_steps. Command lines stay as they are."""
+    if _COMMAND.search(line):
+        return line
+    return _OPTION.sub(lambda found: found[1] + ("=True" if found[1] in _SWITCHES and found[2] else ""), line)
 
 
 def _pump(source, to, said):
     """Writes what comes from the program to one of this process's streams, which may be a notebook's."""
     for line in source:
         if said is not None:
-            said.add(line)
+            line = _as_keywords(line)
+            if said.add(line):
+                continue
         with contextlib.suppress(Exception):  # a stream that is closed must not hold up the run
             to.write(line)
             to.flush()

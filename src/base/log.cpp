@@ -9,6 +9,8 @@
 #include <string>
 
 #include "base/progress.h"
+#include "base/result_line.h"
+#include "base/standard_streams.h"
 #include "base/terminal.h"
 
 namespace so {
@@ -61,6 +63,14 @@ struct Console {
     write_out((progress_line.empty() ? "" : clear_line) + line + progress_line);
   }
 
+  void show_result(std::string_view text) {
+    if (level > LogLevel::info) return;
+    const std::string progress_line = terminal ? shown() : "";
+    if (!progress_line.empty()) write_out(clear_line);
+    write_result(std::string(text) + '\n');
+    if (!progress_line.empty()) write_out(progress_line);
+  }
+
   void record(LogLevel message_level, std::string_view text) {
     if (!sink || message_level < LogLevel::detail) return;
     const std::string complaint = sink(message_level, std::string(prefix_of(message_level)).append(text));
@@ -97,6 +107,18 @@ void log_progress(std::string_view shown, std::string_view recorded) {
   std::lock_guard lock(c.mutex);
   c.show(LogLevel::info, c.terminal ? std::string(shown) : time_stamp().append(" ").append(shown));
   c.record(LogLevel::info, recorded);
+}
+
+void write_result(std::string_view text) {
+  static const bool terminal = stdout_is_terminal();
+  write_standard_output(terminal ? wrapped(printable_text(text), stdout_columns()) : std::string(text));
+}
+
+void log_result(std::string_view text) {
+  Console& c = console();
+  std::lock_guard lock(c.mutex);
+  c.show_result(text);
+  c.record(LogLevel::info, text);
 }
 
 void set_progress_line(ProgressLine line, std::string_view text) {

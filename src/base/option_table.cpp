@@ -34,7 +34,9 @@ bool in_range(const OptionSpec& spec, double number) {
 
 void check_choice(const OptionSpec& spec, const std::string& text, std::string_view where) {
   if (std::find(spec.choices.begin(), spec.choices.end(), text) != spec.choices.end()) return;
-  const std::string near = nearest_name(text, spec.choices);
+  std::string near = nearest_name(text, spec.choices);
+  for (const auto& [foreign, here] : spec.foreign_values)
+    if (foreign == text) near = here;
   fail("{}: {} is not one of {}{}", where, in_quotes(text), fmt::join(spec.choices, ", "),
        near.empty() ? "" : fmt::format("; did you mean {}?", near));
 }
@@ -49,6 +51,14 @@ OptionSpec& OptionRows::append(OptionSpec spec) {
 
 const OptionSpec* OptionRows::find(std::string_view name) const {
   const auto it = std::find_if(specs_.begin(), specs_.end(), [&](const OptionSpec& s) { return s.name == name; });
+  return it == specs_.end() ? nullptr : &*it;
+}
+
+const OptionSpec* OptionRows::find_given(std::string_view name) const {
+  if (const OptionSpec* spec = find(name)) return spec;
+  const auto it = std::find_if(specs_.begin(), specs_.end(), [&](const OptionSpec& s) {
+    return std::find(s.aliases.begin(), s.aliases.end(), name) != s.aliases.end();
+  });
   return it == specs_.end() ? nullptr : &*it;
 }
 

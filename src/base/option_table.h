@@ -68,7 +68,9 @@ struct OptionSpec {
   std::string special_meaning;
   std::optional<std::string> bare_value;  // what "--name" alone stands for; set for booleans
   std::vector<std::string> deepspeed_keys;
+  std::vector<std::string> aliases;        // what transformers calls it, where it means the same: taken as its name is
   std::vector<std::string> foreign_names;  // what other programs call it; only to suggest the right name
+  std::vector<std::pair<std::string, std::string>> foreign_values;  // what others call a choice, and its name here
   bool is_required = false;
   bool is_file_only = false;     // set by the DeepSpeed file, not on the command line
   bool changes_results = false;  // a resumed run must have the same value
@@ -128,6 +130,14 @@ struct OptionSpec {
     deepspeed_keys.push_back(std::move(key));
     return *this;
   }
+  OptionSpec& also(std::string alias) {
+    aliases.push_back(std::move(alias));
+    return *this;
+  }
+  OptionSpec& value_elsewhere(std::string foreign, std::string here) {
+    foreign_values.emplace_back(std::move(foreign), std::move(here));
+    return *this;
+  }
   OptionSpec& elsewhere(std::string foreign) {
     foreign_names.push_back(std::move(foreign));
     return *this;
@@ -161,6 +171,8 @@ class OptionRows {
   std::span<const OptionSpec> specs() const { return specs_; }
   const OptionSpec* find(std::string_view name) const;  // null when there is none
   const OptionSpec& at(std::string_view name) const;    // Bug when there is none
+  // The row that a user calls so: by its name, or by one of its aliases. Null when there is none.
+  const OptionSpec* find_given(std::string_view name) const;
 
   // A row to be said otherwise than its group says it. Bug when there is none.
   OptionSpec& row(std::string_view name);
@@ -375,6 +387,8 @@ std::vector<EffectiveSetting> effective_settings(OptionsView options, const Opti
 
 // The effective settings, a line an option: value, unit, origin, and the conflict if there was one.
 std::string settings_log(OptionsView options, const OptionOrigins& origins);
+// Those of them that were given and are not the defaults.
+std::string changed_settings_log(OptionsView options, const OptionOrigins& origins);
 
 // The record for a checkpoint: one JSON object, name to value, every option of the table.
 std::string to_json(OptionsView options);
@@ -393,8 +407,8 @@ std::vector<OptionDifference> result_differences(OptionsView options, std::strin
 std::string option_synopsis(const OptionSpec& spec);
 std::string option_meaning(const OptionSpec& spec);
 
-// The options part of --help: groups, names, values, defaults. Lines of at most 100 columns.
-std::string help_text(const OptionRows& rows);
+// The options part of --help: groups, names, values, defaults. Lines of at most `columns`, which are 40 at least.
+std::string help_text(const OptionRows& rows, std::size_t columns);
 // The same as a Markdown table a group, with the defaults' sources and the DeepSpeed keys.
 std::string markdown_text(const OptionRows& rows);
 

@@ -6,11 +6,11 @@
 #include <limits>
 
 #include "base/option_table.h"
+#include "base/terminal.h"
 
 namespace so {
 namespace {
 
-constexpr std::size_t help_width = 100, help_column = 38;
 constexpr double int_limit = std::numeric_limits<int>::max();
 
 // A bound that a row states, as opposed to the range of the member's type.
@@ -64,6 +64,7 @@ std::string remarks(const OptionSpec& spec) {
   if (const std::string special = special_text(spec); !special.empty()) parts.push_back(special);
   if (spec.bare_value && spec.kind != OptionKind::boolean) parts.push_back("alone: " + *spec.bare_value);
   if (spec.is_file_only) parts.push_back("DeepSpeed file only");
+  if (!spec.aliases.empty()) parts.push_back(fmt::format("also --{}", fmt::join(spec.aliases, ", --")));
   parts.push_back(spec.is_required ? "required" : "default " + default_text(spec));
   return fmt::format("({})", fmt::join(parts, "; "));
 }
@@ -73,28 +74,16 @@ std::string with_unit(const std::string& value, std::string_view unit) {
   return fmt::format("{} {}", value, unit);
 }
 
-void append_wrapped(std::string& out, std::string head, const std::string& text) {
-  if (head.size() + 2 > help_column) {
-    out += head + "\n";
-    head.clear();
+// An option and its meaning, beside each other where there is room for both.
+void append_option(std::string& out, const OptionSpec& spec, std::size_t columns) {
+  const std::size_t column = columns >= 100 ? 38 : columns >= 60 ? 26 : 6;
+  const std::string head = filled(option_synopsis(spec), columns, 2),
+                    meaning = filled(option_meaning(spec), columns, column);
+  if (head.size() + 1 > column) {
+    out += head + meaning;
+    return;
   }
-  std::string line = std::move(head);
-  line.resize(help_column, ' ');
-  bool empty = true;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(' ', begin), text.size());
-    const std::string_view word = std::string_view(text).substr(begin, end - begin);
-    if (!empty && line.size() + 1 + word.size() > help_width) {
-      out += line + "\n";
-      line.assign(help_column, ' ');
-      empty = true;
-    }
-    if (!empty) line += ' ';
-    line += word;
-    empty = false;
-    begin = end + 1;
-  }
-  out += line + "\n";
+  out.append(head, 0, head.size() - 1).append(meaning, head.size() - 1);
 }
 
 std::string cell(std::string text) {  // a Markdown table's cell
@@ -161,14 +150,15 @@ std::vector<EffectiveSetting> effective_settings(OptionsView options, const Opti
   return settings;
 }
 
-std::string settings_log(OptionsView options, const OptionOrigins& origins) {
-  const std::vector<EffectiveSetting> settings = effective_settings(options, origins);
+namespace {
+
+std::string settings_table(std::string text, const std::vector<EffectiveSetting>& settings,
+                           const OptionOrigins& origins) {
   std::size_t name_width = 0, value_width = 0;
   for (const auto& [name, value, origin] : settings) {
     name_width = std::max(name_width, name.size());
     if (value.size() <= 40) value_width = std::max(value_width, value.size());  // one long path must not widen them all
   }
-  std::string text = "settings:\n";
   for (const auto& [name, value, origin] : settings) {
     text += fmt::format("  {:<{}}  {:<{}}  {}", name, name_width, value, value_width, name_of(origin->origin));
     if (!origin->where.empty()) text += fmt::format(" ({})", origin->where);
@@ -180,7 +170,22 @@ std::string settings_log(OptionsView options, const OptionOrigins& origins) {
   return text;
 }
 
-std::string help_text(const OptionRows& rows) {
+}  // namespace
+
+std::string settings_log(OptionsView options, const OptionOrigins& origins) {
+  return settings_table("settings:\n", effective_settings(options, origins), origins);
+}
+
+std::string changed_settings_log(OptionsView options, const OptionOrigins& origins) {
+  std::vector<EffectiveSetting> settings = effective_settings(options, origins);
+  std::erase_if(settings, [&](const EffectiveSetting& setting) {
+    const OptionSpec& spec = options.rows().at(setting.name);
+    return !origins.given(setting.name) || options.get(spec) == spec.default_value;
+  });
+  return settings_table("settings that are not the defaults:\n", settings, origins);
+}
+
+std::string help_text(const OptionRows& rows, std::size_t columns) {
   std::string out, group;
   bool first = true;
   for (const OptionSpec& spec : rows.specs()) {
@@ -189,7 +194,7 @@ std::string help_text(const OptionRows& rows) {
       group = spec.group;
       first = false;
     }
-    append_wrapped(out, "  " + option_synopsis(spec), option_meaning(spec));
+    append_option(out, spec, columns);
   }
   return out;
 }
@@ -209,6 +214,7 @@ std::string markdown_text(const OptionRows& rows) {
     if (const std::string special = special_text(spec); !special.empty()) details.push_back(special);
     if (spec.bare_value && spec.kind != OptionKind::boolean) details.push_back("alone: " + *spec.bare_value);
     if (spec.changes_results) details.push_back("affects results");
+    if (!spec.aliases.empty()) details.push_back(fmt::format("also `--{}`", fmt::join(spec.aliases, "`, `--")));
     std::vector<std::string> keys;
     for (const std::string& key : spec.deepspeed_keys) keys.push_back("`" + key + "`");
     out += fmt::format("| `{}` | {}{} | {} | {} | {} |\n", cell(option_synopsis(spec)), cell(spec.help),

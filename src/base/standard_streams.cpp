@@ -23,11 +23,24 @@ void prepare_standard_streams() {
   ::signal(SIGPIPE, SIG_IGN);
 }
 
+namespace {
+
+int first_error = 0;  // with which standard output could not be written
+
+}  // namespace
+
+void write_standard_output(std::string_view text) {
+  errno = 0;
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  if (!written && first_error == 0) first_error = errno;
+}
+
 void flush_standard_output(int known_error) {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
   if (flushed && std::ferror(stdout) == 0) return;
-  const int error = known_error != 0 ? known_error : flushed ? 0 : errno;
+  const int error = first_error != 0 ? first_error : known_error != 0 ? known_error : flushed ? 0 : errno;
+  if (error == EPIPE) throw ReaderGone();
   throw std::runtime_error(fmt::format("cannot write the result to standard output{}{}", error != 0 ? ": " : "",
                                        error != 0 ? std::generic_category().message(error) : std::string()));
 }

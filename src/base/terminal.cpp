@@ -99,17 +99,15 @@ void append_wrapped_line(std::string& out, std::string_view line, std::size_t co
   }
 }
 
-}  // namespace
-
-bool stderr_is_terminal() {
+bool is_terminal(int descriptor) {
   const char* term = std::getenv("TERM");
-  return ::isatty(STDERR_FILENO) == 1 && (term == nullptr || std::string_view(term) != "dumb");
+  return ::isatty(descriptor) == 1 && (term == nullptr || std::string_view(term) != "dumb");
 }
 
-std::size_t stderr_columns() {
+std::size_t columns_behind(int descriptor) {
   std::size_t columns = 0;
   winsize size{};
-  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0) columns = size.ws_col;
+  if (::ioctl(descriptor, TIOCGWINSZ, &size) == 0) columns = size.ws_col;
   if (columns == 0) {
     const char* text = std::getenv("COLUMNS");
     const std::string_view given = text == nullptr ? "" : text;
@@ -118,6 +116,40 @@ std::size_t stderr_columns() {
   }
   return std::clamp(columns, fewest_columns, most_columns);
 }
+
+// The longest part of a word from its beginning that takes at most `columns` and ends behind '|' or ','; all of it
+// where there is none.
+std::string_view breakable_head(std::string_view word, std::size_t columns) {
+  if (columns_of(word) <= columns) return word;
+  const std::size_t last = head_of(word, columns).find_last_of("|,");
+  return last == std::string_view::npos ? word : word.substr(0, last + 1);
+}
+
+void append_filled(std::string& out, std::string_view paragraph, std::size_t room, const std::string& indent) {
+  std::size_t used = 0;  // columns of the line; 0: none is begun
+  for (std::size_t begin = 0;;) {
+    begin = std::min(paragraph.find_first_not_of(' ', begin), paragraph.size());
+    const std::size_t end = end_of_word(paragraph, begin);
+    if (begin == end) break;
+    for (std::string_view word = paragraph.substr(begin, end - begin); !word.empty();) {
+      const bool goes_on = used > 0 && used + 1 + columns_of(word) <= room;
+      const std::string_view head = goes_on ? word : breakable_head(word, room);
+      out += goes_on ? " " : used > 0 ? "\n" + indent : indent;
+      out += head;
+      used = (goes_on ? used + 1 : 0) + columns_of(head);
+      word.remove_prefix(head.size());
+    }
+    begin = end;
+  }
+  out += '\n';
+}
+
+}  // namespace
+
+bool stderr_is_terminal() { return is_terminal(STDERR_FILENO); }
+bool stdout_is_terminal() { return is_terminal(STDOUT_FILENO); }
+std::size_t stderr_columns() { return columns_behind(STDERR_FILENO); }
+std::size_t stdout_columns() { return columns_behind(STDOUT_FILENO); }
 
 std::size_t columns_of(std::string_view text) {
   std::size_t columns = 0;
@@ -182,6 +214,19 @@ std::string wrapped(std::string_view text, std::size_t columns) {
     if (begin > 0) out += '\n';
     append_wrapped_line(out, text.substr(begin, end - begin), columns);
     begin = end + 1;
+  }
+  return out;
+}
+
+std::string filled(std::string_view text, std::size_t columns, std::size_t indent) {
+  std::string out;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find("\n\n", begin), text.size());
+    std::string paragraph(text.substr(begin, end - begin));
+    std::replace(paragraph.begin(), paragraph.end(), '\n', ' ');
+    if (begin > 0) out += '\n';
+    append_filled(out, paragraph, columns > indent ? columns - indent : 1, std::string(indent, ' '));
+    begin = end + 2;
   }
   return out;
 }

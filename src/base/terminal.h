@@ -1,4 +1,4 @@
-// The terminal behind standard error, and text that fits it.
+// The terminals behind standard output and standard error, and text that fits them.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,12 @@ namespace so {
 // Whether standard error is a terminal that understands carriage return and "erase line" (TERM is not "dumb").
 bool stderr_is_terminal();
 
+bool stdout_is_terminal();  // the same of standard output
+
 // Columns of that terminal. The kernel is asked anew with each call, so a window that was resized is seen. Where it
-// does not know, COLUMNS; else 80. At least 20.
+// does not know, or there is no terminal, COLUMNS; else 80. At least 20.
 std::size_t stderr_columns();
+std::size_t stdout_columns();
 
 // Columns that UTF-8 text takes on a terminal: 2 for East Asian wide characters and emoji, 0 for combining marks, 1 for
 // the others and for a byte that is not UTF-8. No line ends in it.
@@ -31,5 +34,9 @@ std::string printable_text(std::string_view text);
 // Breaks lines at spaces so that each takes at most `columns`; what continues a line is indented by two more than it. A
 // word that is too long for a line, such as a path, stays whole. Lines that fit are as they are.
 std::string wrapped(std::string_view text, std::size_t columns);
+
+// Fills lines of at most `columns` with the words of a text, each line indented by `indent`; an empty line separates
+// paragraphs. A word that is too long for a line is broken behind '|' or ',', as "bf16|fp32" is, else it stays whole.
+std::string filled(std::string_view text, std::size_t columns, std::size_t indent = 0);
 
 }  // namespace so

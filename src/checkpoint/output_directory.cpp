@@ -62,6 +62,19 @@ std::optional<Checkpoint> latest_in(const fs::path& directory) {
   return all.empty() ? std::nullopt : std::optional(std::move(all.back()));
 }
 
+// What the program's files in a directory are, by the one that tells most, and what can be done with it.
+std::string told_by(const FileNames& ours) {
+  const auto checkpoint =
+      std::find_if(ours.begin(), ours.end(), [](const std::string& name) { return name.starts_with("checkpoint-"); });
+  if (checkpoint != ours.end())
+    return fmt::format("a run ({}); continue it with --resume, replace it with",
+                       checkpoint->substr(0, checkpoint->find('/')));
+  if (ours.contains("metrics.jsonl")) return "a run (metrics.jsonl); continue it with --resume, replace it with";
+  const auto weights = std::find_if(ours.begin(), ours.end(), is_weight_file_name);
+  return fmt::format("a model that this program wrote ({}); replace it with",
+                     weights != ours.end() ? *weights : *ours.begin());
+}
+
 // A run that was killed before its last checkpoint may have a model too, and goes on from the beginning.
 bool holds_finished_model(const fs::path& directory, const OutputContents& contents) {
   if (!std::any_of(contents.ours.begin(), contents.ours.end(), is_weight_file_name)) return false;
@@ -167,10 +180,8 @@ void OutputDirectory::require_best(const TrainerState& state) const {
 
 void OutputDirectory::require_free(const OutputContents& contents) const {
   if (!contents.ours.empty() && !options_.resume && !options_.overwrite_output_dir)
-    fail(
-        "{} already holds a run ({}); continue it with --resume, replace it with --overwrite_output_dir, or choose "
-        "another --output_dir",
-        options_.output_dir, contents.ours.begin()->substr(0, contents.ours.begin()->find('/')));
+    fail("{} already holds {} --overwrite_output_dir, or choose another --output_dir", options_.output_dir,
+         told_by(contents.ours));
   std::vector<std::string> foreign = contents.foreign;
   // A file of that name is in nobody's way but that of a run with samples.
   if (const std::string samples(samples_file); inputs_.sample_prompts &&

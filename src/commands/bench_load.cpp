@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/quantities.h"
+#include "base/result_line.h"
 #include "checkpoint/directory_dtype.h"
 #include "checkpoint/source_model.h"
 #include "commands/command.h"
@@ -122,16 +123,16 @@ int run(const BenchLoadOptions& options, const OptionOrigins&) {
     fmt::print("{}\n", result.dump());
     return exit_ok;
   }
-  fmt::print("{} as {} on {}: {} in files, median of {} rounds\n", options.model, name_of(dtype), device.name(),
+  print_text("{} as {} on {}: {} in files, median of {} rounds\n", options.model, name_of(dtype), device.name(),
              format_bytes(bytes), options.rounds);
   const auto line = [&](const char* what, double seconds) {
-    fmt::print("{:<28} {:>9.4f} s {:>8.4g} GB/s\n", what, seconds, gigabytes / seconds);
+    print_text("{:<28} {:>9.4f} s {:>8.4g} GB/s\n", what, seconds, gigabytes / seconds);
   };
   line("first read, as it was found", first);
   line("read", read_s);
   line("copy to the device", copy_s);
   line("load", load_s);
-  fmt::print("load / (read + copy) {:.3f}; {:.1f}% of the slower of the two\n", load_s / (read_s + copy_s),
+  print_text("load / (read + copy) {:.3f}; {:.1f}% of the slower of the two\n", load_s / (read_s + copy_s),
              100 * floor / load_s);
   return exit_ok;
 }

@@ -9,6 +9,7 @@
 #include "base/host_memory.h"
 #include "base/log.h"
 #include "base/quantities.h"
+#include "base/result_line.h"
 #include "commands/command.h"
 #include "commands/support/bench_ops_cases.h"
 #include "commands/support/named_model.h"
@@ -111,7 +112,7 @@ int run(const BenchOpsOptions& options, const OptionOrigins&) {
            config.origin, name_of(model.dtype), device.name(), tokens, longest, gemm_rate / 1e12, bandwidth / 1e9);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   if (!options.json)
-    fmt::print("{:<34} {:<44} {:>11} {:>11} {:>7}  {}\n", "operation", "sizes", "time us", "floor us", "share", "rate");
+    print_text("{:<34} {:<44} {:>11} {:>11} {:>7}  {}\n", "operation", "sizes", "time us", "floor us", "share", "rate");
   for (std::size_t i = 0; i < cases->all().size(); ++i) {
     const Case& c = cases->all()[i];
     const double seconds = time_case(c, device, runtime.ops(), *stream, sizes[i]);
@@ -126,11 +127,10 @@ int run(const BenchOpsOptions& options, const OptionOrigins&) {
       row[by_bytes ? "bytes" : "flops"] = by_bytes ? c.bytes : c.flops;
       rows.push_back(std::move(row));
     } else {
-      fmt::print("{:<34} {:<44} {:>11.1f} {:>11.1f} {:>6.1f}%  {}\n", c.name, c.shape, 1e6 * seconds, 1e6 * floor,
+      print_text("{:<34} {:<44} {:>11.1f} {:>11.1f} {:>6.1f}%  {}\n", c.name, c.shape, 1e6 * seconds, 1e6 * floor,
                  100 * floor / seconds,
                  by_bytes ? fmt::format("{:.4g} GB/s", c.bytes / seconds / 1e9)
                           : fmt::format("{:.4g} TFLOP/s", c.flops / seconds / 1e12));
-      std::fflush(stdout);
     }
   }
   if (options.json) {

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/quantities.h"
+#include "base/result_line.h"
 #include "commands/command.h"
 #include "data/cache_files.h"
 #include "io/cache_directory.h"
@@ -99,7 +100,7 @@ std::uint64_t bytes_of(const std::vector<CacheFile>& caches) {
 
 void print_lines(const std::vector<CacheFile>& caches, std::time_t now) {
   for (const CacheFile& cache : caches)
-    fmt::print("  {:>10}  {:>9}  {}  {}\n", format_bytes(cache.bytes), age_of(cache, now),
+    print_text("  {:>10}  {:>9}  {}  {}\n", format_bytes(cache.bytes), age_of(cache, now),
                printable_path(cache.path.filename()), data_of(cache));
 }
 
@@ -124,11 +125,11 @@ int run(const CacheOptions& options, const OptionOrigins&) {
     fmt::print("{}\n", j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   } else if (options.prune) {
     print_lines(removed, now);
-    fmt::print("{}: {} of {} token caches removed, {} of {}\n", printable_path(directory), removed.size(),
+    print_text("{}: {} of {} token caches removed, {} of {}\n", printable_path(directory), removed.size(),
                caches.size(), format_bytes(bytes_of(removed)), format_bytes(bytes_of(caches)));
   } else {
     print_lines(caches, now);
-    fmt::print("{}: {} token caches, {}\n", printable_path(directory), caches.size(), format_bytes(bytes_of(caches)));
+    print_text("{}: {} token caches, {}\n", printable_path(directory), caches.size(), format_bytes(bytes_of(caches)));
   }
   return exit_ok;
 }

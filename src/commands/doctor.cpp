@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "commands/command.h"
+#include "commands/support/parse.h"
 #include "doctor/examination.h"
 #include "doctor/partition/partition.h"
 
@@ -78,7 +79,7 @@ int run(const DoctorOptions& options, const OptionOrigins&) {
   MachineFiles files;
   if (options.partition) return partition_machine(options, files);
   const Findings findings = examine(files, ask_gpu_driver(), software_of_this_machine());
-  fmt::print("{}", options.json ? findings_json(findings) : findings_text(findings));
+  fmt::print("{}", options.json ? findings_json(findings) : findings_text(findings, help_columns()));
   return any_wrong(findings) ? exit_failure : exit_ok;
 }
 

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "base/log.h"
+#include "base/result_line.h"
 #include "checkpoint/directory_dtype.h"
 #include "checkpoint/rank_files.h"
 #include "commands/command.h"
@@ -93,7 +94,7 @@ void print_loss(const EvaluationSums& sums, std::int64_t documents, bool json) {
                                         {"documents", documents}};
     fmt::print("{}\n", result.dump());
   } else {
-    fmt::print("loss {:.6f}, perplexity {:.4f}, over {} tokens of {} documents\n", loss, std::exp(loss),
+    print_text("loss {:.6f}, perplexity {:.4f}, over {} tokens of {} documents\n", loss, std::exp(loss),
                sums.trained_tokens, documents);
   }
 }

@@ -29,16 +29,20 @@ int run(const RankRun& ranks, const std::vector<std::string>& arguments) {
   return parsed.command ? ranks.run(parsed, arguments) : show(parsed.text);
 }
 
-// A result that did not reach standard output is a failure, whatever the command thinks.
+// A result that did not reach standard output is a failure, whatever the command thinks, unless its reader has gone.
 int run_and_flush(const RankRun& ranks, const std::vector<std::string>& arguments) {
+  int code = exit_ok;
   try {
-    const int code = run(ranks, arguments);
-    flush_standard_output();
-    return code;
-  } catch (const std::system_error& error) {  // as fmt::print throws it for a stream that cannot be written
-    flush_standard_output(error.code().value());
-    throw;
+    try {
+      code = run(ranks, arguments);
+      flush_standard_output();
+    } catch (const std::system_error& error) {  // as fmt::print throws it for a stream that cannot be written
+      flush_standard_output(error.code().value());
+      throw;
+    }
+  } catch (const ReaderGone&) {
   }
+  return code;
 }
 
 }  // namespace

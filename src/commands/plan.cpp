@@ -10,12 +10,14 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/quantities.h"
+#include "base/terminal.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/export.h"
 #include "commands/command.h"
 #include "commands/support/named_model.h"
 #include "commands/support/parameter_options.h"
+#include "commands/support/parse.h"
+#include "commands/support/planned_step.h"
 #include "device/backend.h"
 #include "io/output_file.h"
 #include "io/presets.h"
@@ -123,18 +125,6 @@ PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, co
   return machine;
 }
 
-struct Budget {
-  std::size_t planned = 0, available = 0;
-  double share() const { return static_cast<double>(planned) / static_cast<double>(available); }
-  Budget times(int ranks) const {
-    return {planned * static_cast<std::size_t>(ranks), available * static_cast<std::size_t>(ranks)};
-  }
-  std::string text() const {
-    return fmt::format("{} of {} ({:.0f}%)", format_bytes(planned), format_bytes(available), 100 * share());
-  }
-  nlohmann::ordered_json to_json() const { return {{"planned_bytes", planned}, {"available_bytes", available}}; }
-};
-
 // A step once steps repeat.
 SimulatedTimeline timeline_of(const SimulatedRun& run) {
   Simulator simulator(run);
@@ -142,180 +132,10 @@ SimulatedTimeline timeline_of(const SimulatedRun& run) {
   return simulator.timeline();
 }
 
-// The plan, and what follows from it. Memory, tokens and FLOPs are those of one rank.
-struct PlannedStep {
-  double tokens_per_second() const { return tokens / plan.estimate->seconds(); }
-  double model_tflops() const { return flops / plan.estimate->seconds() / 1e12; }
-  double reference_tflops() const { return reference / plan.estimate->seconds() / 1e12; }
-
-  const PlanOptions& options;
-  const ModelConfig& config;
-  const DecoderSpec& spec;
-  const ParameterLayout& layout;
-  const HardwareProfile& hardware;
-  TrainingPlan plan;
-  SimulatedTimeline timeline;
-  double tokens = 0, flops = 0, reference = 0;  // of a step; FLOPs of the model, and by the reference count
-  double host_share = 0;
-  Budget device, host;
-  SavedBytes disk;
-  RankHosts ranks;
-};
-
-// The longest of the works that go on at once, which bounds the step, and its seconds.
-std::pair<std::string_view, double> longest_work(const StepEstimate& estimate) {
-  return std::max({std::pair<std::string_view, double>{"device", estimate.overlap().device_work()},
-                   {"host_adamw", estimate.overlap().host_adamw()},
-                   {"collectives", estimate.collectives}},
-                  [](const auto& a, const auto& b) { return a.second < b.second; });
-}
-
-std::string_view fuller_memory(const PlannedStep& step) {
-  return step.device.share() >= step.host.share() ? "device" : "host";
-}
-
-nlohmann::ordered_json ranks_to_json(const PlannedStep& step) {
-  const StepEstimate& estimate = *step.plan.estimate;
-  return {{"gpus", step.ranks.ranks},
-          {"sequence_parallel_size", step.plan.shape.sequence},
-          {"gpus_per_host", step.ranks.per_host},
-          {"hosts", step.ranks.hosts()},
-          {"memory_of_a_host", step.host.times(step.ranks.per_host).to_json()},
-          {"fuller_memory", fuller_memory(step)},
-          {"gathered_units", step.plan.engine.gathered},
-          {"longest_work", longest_work(estimate).first},
-          {"collective_seconds", estimate.collectives},
-          {"collective_waiting_seconds", estimate.collective_waits},
-          {"tokens_per_s", step.ranks.ranks * step.tokens_per_second()}};
-}
-
-void print_ranks(const PlannedStep& step) {
-  const auto [work, seconds] = longest_work(*step.plan.estimate);
-  const std::string_view what = work == "device"       ? "the GPU"
-                                : work == "host_adamw" ? "AdamW on the host"
-                                                       : "collectives";
-  fmt::print("limits          memory: the {}'s, on every rank alike; step: {}, {:.3f} of {:.3f} s\n",
-             fuller_memory(step), what, seconds, step.plan.estimate->seconds());
-  fmt::print("collectives     {:.4f} s a step; the GPU waits {:.4f} s for them, {:.1f}% of the step\n",
-             step.plan.estimate->collectives, step.plan.estimate->collective_waits,
-             100 * step.plan.estimate->collective_waits / step.plan.estimate->seconds());
-  fmt::print("all GPUs        {:.0f} tokens/s (predicted; docs/performance/ranks.md has what was measured)\n",
-             step.ranks.ranks * step.tokens_per_second());
-}
-
-nlohmann::ordered_json to_json(const std::vector<Alternative>& all) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  const auto chosen = std::find_if(all.begin(), all.end(), [](const Alternative& a) { return a.chosen; });
-  for (const Alternative& a : all) {
-    nlohmann::ordered_json one{{"what", a.what}, {"chosen", a.chosen}, {"step_seconds", a.seconds}};
-    if (a.device_bytes > 0) {
-      one["device_bytes"] = a.device_bytes;
-      one["host_bytes"] = a.host_bytes;
-    }
-    one["fits"] = a.fits();
-    if (!a.chosen) one["why_not"] = why_not(a, *chosen);
-    list.push_back(std::move(one));
-  }
-  return list;
-}
-
-nlohmann::ordered_json to_json(const MemoryPlan& memory) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const MemoryPlan::Entry& entry : memory.entries)
-    list.push_back({{"kind", name_of(entry.kind)},
-                    {"name", entry.name},
-                    {"bytes", entry.bytes},
-                    {"always", entry.phases == every_phase}});
-  return list;
-}
-
-nlohmann::ordered_json to_object(const NamedParts& parts) {
-  nlohmann::ordered_json object = nlohmann::ordered_json::object();
-  for (const auto& [name, seconds] : parts) object[name] = seconds;
-  return object;
-}
-
-nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
-  const TrainingPlan& plan = step.plan;
-  nlohmann::ordered_json waits, alternatives = nlohmann::ordered_json::object();
-  for (std::size_t i = 0; i < wait_reasons; ++i)
-    waits[std::string(name_of(static_cast<WaitReason>(i)))] = plan.estimate->waits[i];
-  for (const auto& [choice, all] : plan.alternatives) alternatives[std::string(name_of(choice))] = to_json(all);
-  return {{"model", step.config.origin},
-          {"parameters", parameter_count(step.spec)},
-          {"trained_parameters", step.layout.trained_parameter_elements()},
-          {"hardware", {{"name", step.hardware.name}, {"source", step.hardware.source}}},
-          {"batch_size", step.options.batch_size},
-          {"max_length", step.options.max_length},
-          {"gradient_accumulation_steps", step.options.gradient_accumulation_steps},
-          {"dtype", name_of(plan.decoder.formats.weights)},
-          {"optimizer_state_dtype", name_of(plan.engine.formats.moments)},
-          {"host_share", step.host_share},
-          {"device_units", plan.engine.device_units},
-          {"undo_buckets", plan.engine.undo_buckets},
-          {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
-          {"update_over_link", plan.engine.update_over_link},
-          {"late_embedding", plan.engine.late_embedding},
-          {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
-          {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
-          {"host_masters_travel", plan.engine.host_weights == ResidencyKind::from_masters},
-          {"transient_gradients", plan.engine.host_gradients == GradientResidency::moved},
-          {"streamed_units", plan.engine.streamed_units},
-          {"keep", describe(plan.decoder.keep, plan.decoder.tile_rows)},
-          {"memory", to_json(plan.memory)},
-          {"disk", {{"model_bytes", step.disk.model}, {"checkpoint_bytes", step.disk.checkpoint}}},
-          {"device_memory", step.device.to_json()},
-          {"host_memory", step.host.to_json()},
-          {"expected",
-           {{"step_seconds", plan.estimate->seconds()},
-            {"waiting_seconds", plan.estimate->exposed},
-            {"waiting_by_reason", waits},
-            {"overlap_efficiency", plan.estimate->overlap().efficiency()},
-            {"device_seconds", to_object(device_parts(plan.estimate->overlap()))},
-            {"host_seconds", to_object(host_parts(plan.estimate->overlap()))},
-            {"tokens_per_s", step.tokens_per_second()},
-            {"model_tflops", step.model_tflops()},
-            {"reference_tflops", step.reference_tflops()}}},
-          {"reasons", plan.reasons},
-          {"alternatives", alternatives}};
-}
-
-nlohmann::ordered_json to_json(const PlannedStep& step) {
-  nlohmann::ordered_json json = rank_to_json(step);
-  if (step.ranks.ranks > 1) json["ranks"] = ranks_to_json(step);
-  return json;
-}
-
-void print(const PlannedStep& step) {
-  const PlanOptions& options = step.options;
-  const TrainingPlan& plan = step.plan;
-  fmt::print("model           {}: {}, {:.4g} billion parameters, {}\n", step.config.origin, step.spec.architecture,
-             static_cast<double>(parameter_count(step.spec)) / 1e9, name_of(plan.decoder.formats.weights));
-  if (const std::string line = frozen_line(step.layout); !line.empty()) fmt::print("{}\n", line);
-  fmt::print("hardware        {}: {}\n", step.hardware.name, step.hardware.source);
-  // No PCIe reaches this: the GPU and the processor share a package, and such machines need setting up.
-  if (step.hardware.rates.link_to_device > 150e9)
-    fmt::print("                superoffload doctor says there what to switch on (docs/superchips.md)\n");
-  fmt::print("step            {} x {} rows of at most {} tokens\n", options.gradient_accumulation_steps,
-             options.batch_size, options.max_length);
-  const bool several = step.ranks.ranks > 1;
-  if (several)
-    fmt::print("ranks           {} GPUs{}{}; the step and the memory below are one rank's\n", step.ranks.ranks,
-               step.ranks.hosts() == 1
-                   ? " of one host"
-                   : fmt::format(", {} on each of {} hosts", step.ranks.per_host, step.ranks.hosts()),
-               plan.shape.sequence == 1 ? "" : fmt::format(", {} of which split each row", plan.shape.sequence));
-  fmt::print("memory\n{}", plan.memory.table());
-  fmt::print("device memory   {}\nhost memory     {}\n", step.device.text(), step.host.text());
-  if (several) fmt::print("of a host       {}\n", step.host.times(step.ranks.per_host).text());
-  fmt::print("disk            final model {}, a checkpoint {}\n", format_bytes(step.disk.model),
-             format_bytes(step.disk.checkpoint));
-  for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
-  for (const auto& [choice, all] : plan.alternatives) fmt::print("{}\n{}", name_of(choice), alternatives_table(all));
-  fmt::print("timeline\n{}", sketch(step.timeline));
-  fmt::print("throughput      {:.0f} tokens/s{}, {:.4g} model TFLOP/s, {:.4g} TFLOP/s by the reference count\n",
-             step.tokens_per_second(), several ? " a GPU" : "", step.model_tflops(), step.reference_tflops());
-  if (several) print_ranks(step);
+void print_plan(const PlannedStep& step, bool all) {
+  const std::size_t columns = help_columns();
+  fmt::print("{}{}{}", plan_answer(step, columns), plan_alternatives(step, columns),
+             all ? plan_details(step, columns) : "");
 }
 
 // With what --explain asks for; a program that reads the JSON gets it all.
@@ -356,7 +176,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   question.host_ranks = ranks.per_host;
   state_or_refuse(question);
 
-  PlannedStep step{options, config, spec, layout, hardware, plan_or_refuse(question)};
+  PlannedStep step{options, config.origin, spec, layout, hardware, plan_or_refuse(question)};
   step.ranks = ranks;
   const TrainingPlan& plan = step.plan;
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
@@ -378,7 +198,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   if (options.json)
     fmt::print("{}\n", to_json(step).dump());
   else
-    print(step);
+    print_plan(step, options.verbose);
   return exit_ok;
 }
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/result_line.h"
 #include "commands/command.h"
 #include "io/output_file.h"
 #include "ops/runtime.h"
@@ -52,7 +53,7 @@ int run(const ProfileOptions& options, const OptionOrigins&) {
   // For `train`, which would measure the same.
   if (const auto cache = RateCache::of_user()) cache->store(rate_key(runtime, formats), profile, now);
   write_text_file_atomically(options.output, to_json(profile));
-  fmt::print("{}: {}\nwrote {}\n", profile.name, describe_rates(profile.rates), options.output);
+  print_text("{}: {}\nwrote {}\n", profile.name, describe_rates(profile.rates), options.output);
   return exit_ok;
 }
 

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/quantities.h"
+#include "base/result_line.h"
 #include "base/run_log.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/directory_checks.h"
@@ -22,6 +23,7 @@
 #include "commands/support/parameter_options.h"
 #include "commands/support/rank_work.h"
 #include "commands/support/train_samples.h"
+#include "data/chat/chat_template.h"
 #include "data/data_files.h"
 #include "data/dataset.h"
 #include "data/document_mix.h"
@@ -281,23 +283,32 @@ RunStart find_start(const OutputDirectory& output, const AskedRun& run, const Ru
   return start;
 }
 
-// Logs, a line a subject, how the run will go and how much memory and disk space it takes.
+// A dry run's result is what a run begins with.
+void say(const TrainOptions& options, const std::string& line) {
+  if (options.dry_run)
+    log_result(line);
+  else
+    log_info("{}", line);
+}
+
+// Says, a line a subject, how the run will go and how much memory and disk space it takes.
 void log_plan(AskedRun& run, const TrainingPlan& plan, const PlanningMachine& machine, const OutputSpace& disk,
               std::int64_t total_steps) {
   const TrainOptions& options = run.options;
-  log_info("{}", plan_line(options, plan, run.layout, total_steps));
-  log_info("{}", memory_line(plan, machine));
-  log_info("{}", output_line(options));
-  if (!options.bench_steps) log_info("{}", disk.line(free_space(options.output_dir)));
+  if (options.dry_run) log_result(changed_settings_log(train_option_table().view(options), run.origins));
+  say(options, plan_line(options, plan, machine, run.layout, total_steps));
+  say(options, memory_line(plan, machine));
+  say(options, output_line(options));
+  if (!options.bench_steps) say(options, disk.line(free_space(options.output_dir)));
   log_detail("{}", settings_log(train_option_table().view(options), run.origins));
   log_detail("memory plan:\n{}  in all {}", plan.memory.table(),
              format_bytes(plan.memory.host_total(backend_of(run.runtime.device()))));
 }
 
 int end_dry_run(const TrainOptions& options, const ResumePoint& from, const RunLength& length) {
-  if (length.changed_from) log_info("{}", length.change_text(options.lr_scheduler));
-  if (from.checkpoint) log_info("would go on from {} at step {}", from.checkpoint->path.string(), from.step());
-  log_info("dry run: it fits; nothing was trained");
+  if (length.changed_from) log_result(length.change_text(options.lr_scheduler));
+  if (from.checkpoint) print_result("would go on from {} at step {}", from.checkpoint->path.string(), from.step());
+  log_result("dry run: it fits; nothing was trained");
   return exit_ok;
 }
 
@@ -317,13 +328,24 @@ void learn_from(const Trainer& trainer, AskedRun& asked, const TrainingPlan& pla
   if (cache) log_info("{}", keep_learned(*learned, plan, *cache, rate_key(asked.runtime, asked.formats), now));
 }
 
-// Logs what came of the run, and returns the program's exit code.
+// Whether the model that was written has a template for conversations.
+bool can_chat(const std::string& directory) {
+  try {
+    return find_chat_template(directory).has_value();
+  } catch (const Error&) {  // chat itself says why
+    return false;
+  }
+}
+
+// Says what came of the run, and returns the program's exit code.
 int end(Trainer& trainer, Trainer::Outcome outcome, const std::vector<PlannedFigure>& figures,
-        const std::vector<NamedMemory>& memory, const std::string& trained_model) {
+        const std::vector<NamedMemory>& memory, const std::vector<std::string>& trained_model, bool first_rank) {
   trainer.record_summary(outcome, figures, memory);
-  log_info("{}", figures_line(figures));
-  if (outcome == Trainer::Outcome::finished) log_info("{}", trained_model);
-  if (!trainer.how_to_resume().empty()) log_info("{}", trainer.how_to_resume());
+  log_detail("{}", figures_line(figures));
+  if (outcome == Trainer::Outcome::finished)
+    for (const std::string& line : trained_model) log_result(line);
+  if (!trainer.closing_sentence().empty() && first_rank)
+    log_message(LogLevel::failure, "superoffload: " + trainer.closing_sentence());
   if (outcome == Trainer::Outcome::diverged) return exit_failure;
   if (outcome == Trainer::Outcome::interrupted) return exit_interrupted;
   if (!trainer.incomplete()) return exit_ok;
@@ -361,11 +383,11 @@ void open_run(Opened& opened, AskedRun& asked, const DecoderSpec& spec, const Ro
 
 int end_finished(const TrainOptions& options, const RunStart& start) {
   if (stopped_early(options, *start.from.state))
-    log_info("{} holds the finished run, which stopped early: {} of {} steps", options.output_dir, start.from.step(),
-             start.length.steps);
+    print_result("{} holds the finished run, which stopped early: {} of {} steps", options.output_dir,
+                 start.from.step(), start.length.steps);
   else
-    log_info("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",
-             options.output_dir, start.from.step(), start.length.steps);
+    print_result("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",
+                 options.output_dir, start.from.step(), start.length.steps);
   return exit_ok;
 }
 
@@ -373,8 +395,6 @@ int end_finished(const TrainOptions& options, const RunStart& start) {
 int run_train(const TrainOptions& given, const OptionOrigins& origins, Communicator& ranks) {
   const bool writes = ranks.rank() == 0 && !given.dry_run;
   if (writes) begin_run_log();
-  if (given.dry_run && !given.quiet && ranks.rank() == 0)
-    set_log_level(LogLevel::detail);  // the details are what it is for
   if (given.trace) require_output_file(*given.trace, "--trace", is_own_trace, false, given.output_dir);
   const DecoderSpec spec = read_spec(given.model, rope_request(given, origins));
   AskedRun asked(resolve_by_model(given, origins, spec), origins, spec, ranks);
@@ -437,7 +457,9 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   learn_from(trainer, asked, plan, std::time(nullptr));
   return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.step_figures()),
              memory_by_name(plan.memory, &memory),
-             trained_model_line(output.path().string(), export_bytes, asked.formats.exported));
+             {trained_model_line(output.path().string(), export_bytes, asked.formats.exported),
+              next_lines(output.path().string(), can_chat(output.path().string()))},
+             asked.first_rank());
 }
 
 const RegisteredCommand train_command([] {
@@ -460,8 +482,7 @@ computes, zerooffload after backward. Results are the same.
                     "superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out --resume",
                     "superoffload train --config run.yaml --lr 2e-5",
                     "superoffload train --model Qwen3-14B --data alpaca.json --output_dir out --deepspeed_config "
-                    "ds_config.json \\",
-                    "    --max_length 4096 --lr 1e-5 --activation_checkpointing",
+                    "ds_config.json --max_length 4096 --lr 1e-5 --activation_checkpointing",
                     "superoffload train --model Qwen3-14B --data alpaca.json --output_dir bench --warmup_steps 5 "
                     "--bench_steps 20"},
        .modes = {all_state_on_device("offload_optimizer", "none"),

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "base/quantities.h"
+#include "base/result_line.h"
 #include "checkpoint/directory_checks.h"
 #include "commands/command.h"
 
@@ -109,7 +110,7 @@ int run(const VerifyOptions& options, const OptionOrigins&) {
     if (options.json)
       checks.push_back(to_json(check));
     else
-      fmt::print("{}", describe(check));
+      print_text("{}", describe(check));
   }
   if (options.json) {
     const nlohmann::ordered_json result{{"whole", whole}, {"directories", checks}};

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "data/records.h"
@@ -14,6 +15,49 @@ std::string_view trim(std::string_view text) {
   while (!text.empty() && is_whitespace(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_whitespace(text.back())) text.remove_suffix(1);
   return text;
+}
+
+// Whether a line is a few short words with that character between them.
+bool are_column_names(std::string_view line, char separator) {
+  constexpr std::size_t longest = 40;
+  std::size_t names = 0;
+  for (std::size_t begin = 0; begin <= line.size(); ++names) {
+    const std::size_t end = std::min(line.find(separator, begin), line.size());
+    const std::string_view word = line.substr(begin, end - begin);
+    if (word.empty() || word.size() > longest || word.front() == ' ') return false;
+    begin = end + 1;
+  }
+  return names > 1;
+}
+
+// What a file is that does not begin as JSON, and how it becomes JSON.
+std::string what_it_is(std::string_view name, std::string_view content) {
+  static constexpr std::pair<std::string_view, std::string_view> known[] = {
+      {"\x1f\x8b", "is compressed with gzip; unpack it with gunzip"},
+      {"\x28\xb5\x2f\xfd", "is compressed with zstd; unpack it with unzstd"},
+      {"\xfd"
+       "7zXZ",
+       "is compressed with xz; unpack it with unxz"},
+      {"PK\x03\x04", "is a zip archive; unpack it with unzip"},
+      {"PAR1", "is Parquet; give it a name that ends in .parquet"},
+      {"ARROW1", "is Arrow; give it a name that ends in .arrow"},
+      {"\xff\xfe", "is UTF-16; convert it with iconv -f UTF-16 -t UTF-8"},
+      {"\xfe\xff", "is UTF-16; convert it with iconv -f UTF-16 -t UTF-8"}};
+  for (const auto& [begin, what] : known)
+    if (content.starts_with(begin)) return std::string(what);
+  const std::string_view line = trim(content.substr(0, std::min(content.find('\n'), std::size_t{4096})));
+  const bool tabs = name.ends_with(".tsv") || are_column_names(line, '\t');
+  constexpr std::string_view wanted = "a data file is UTF-8 JSON: one record {...} a line (JSONL) or one array [...]";
+  if (tabs || name.ends_with(".csv") || are_column_names(line, ','))
+    return fmt::format(
+        "is a table with {} between its columns ({}); {}; convert it: python3 -c 'import csv, json, sys; "
+        "[print(json.dumps(r)) for r in csv.DictReader(sys.stdin{})]' < {} > converted.jsonl",
+        tabs ? "tabs" : "commas", tabs ? "TSV" : "CSV", wanted, tabs ? ", delimiter=\"\\t\"" : "", name);
+  const char first = content.front();
+  return fmt::format("begins with {}; {}",
+                     first > ' ' && first < 0x7f ? fmt::format("'{}'", first)
+                                                 : fmt::format("byte 0x{:02x}", static_cast<unsigned char>(first)),
+                     wanted);
 }
 
 }  // namespace
@@ -34,11 +78,7 @@ RecordReader::RecordReader(std::string name, std::string_view content) : name_(s
     ++offset_;
     return;
   }
-  if (first != '{')
-    fail("{}:{}: begins with {}; a data file is UTF-8 JSON: one record {{...}} a line (JSONL) or one array [...]",
-         name_, line_,
-         first > ' ' && first < 0x7f ? fmt::format("'{}'", first)
-                                     : fmt::format("byte 0x{:02x}", static_cast<unsigned char>(first)));
+  if (first != '{') fail("{}:{}: {}", name_, line_, what_it_is(name_, content_.substr(offset_)));
 }
 
 bool RecordReader::next(RawRecord& record) {

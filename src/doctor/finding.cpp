@@ -35,40 +35,26 @@ auto count_of(const Findings& findings, FindingVerdict verdict) {
   return std::count_if(findings.begin(), findings.end(), [&](const Finding& f) { return f.verdict == verdict; });
 }
 
-// Breaks text at spaces where a line would be longer than a terminal is wide; what follows stands below its beginning.
-std::string folded(std::string_view text, std::size_t indent) {
-  constexpr std::size_t width = 118;
-  std::string out;
-  std::size_t column = indent;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(' ', begin), text.size());
-    const std::string_view word = text.substr(begin, end - begin);
-    if (begin > 0 && column + 1 + columns_of(word) > width) {
-      out += "\n" + std::string(indent, ' ');
-      column = indent;
-    } else if (begin > 0) {
-      out += ' ';
-      ++column;
-    }
-    out += word;
-    column += columns_of(word);
-    begin = end + 1;
-  }
-  return out;
+// In lines of at most `columns`; what follows the first stands below its beginning.
+std::string folded(std::string_view text, std::size_t indent, std::size_t columns) {
+  std::string lines = filled(text, columns, indent);
+  if (lines.empty()) return lines;
+  lines.pop_back();
+  return lines.substr(indent);
 }
 
 }  // namespace
 
 bool any_wrong(const Findings& findings) { return count_of(findings, FindingVerdict::wrong) > 0; }
 
-std::string findings_text(const Findings& findings) {
+std::string findings_text(const Findings& findings, std::size_t columns) {
   std::size_t widest = 0;
   for (const Finding& f : findings) widest = std::max(widest, columns_of(f.subject));
   std::string text;
   for (const Finding& f : findings) {
     const std::size_t indent = 7 + widest + 2;
-    text += fmt::format("{:<6} {:<{}}  {}\n", mark_of(f.verdict), f.subject, widest, folded(f.found, indent));
-    if (!f.cost.empty()) text += fmt::format("{:>{}}  {}\n", "cost:", widest + 7, folded(f.cost, indent));
+    text += fmt::format("{:<6} {:<{}}  {}\n", mark_of(f.verdict), f.subject, widest, folded(f.found, indent, columns));
+    if (!f.cost.empty()) text += fmt::format("{:>{}}  {}\n", "cost:", widest + 7, folded(f.cost, indent, columns));
     // A command stays in one line, to be copied.
     if (!f.mend.empty()) text += fmt::format("{:>{}}  {}\n", "mend:", widest + 7, f.mend);
   }

@@ -31,8 +31,9 @@ struct Finding {
 };
 using Findings = std::vector<Finding>;
 
-// A line for each finding, its cost and its command below it, and a line that counts the verdicts.
-std::string findings_text(const Findings& findings);
+// A line for each finding, its cost and its command below it, and a line that counts the verdicts. Lines have at most
+// `columns`, but for a command, which stays in one line, to be copied.
+std::string findings_text(const Findings& findings, std::size_t columns);
 // {"wrong": 1, "findings": [{"check", "subject", "found", "verdict", "cost", "mend"}]}, in one line.
 std::string findings_json(const Findings& findings);
 bool any_wrong(const Findings& findings);

@@ -30,7 +30,9 @@ OptionTable<MessageOptions> make_messages() {
   using O = MessageOptions;
   OptionTable<O> t;
   t.add("verbose", &O::verbose, "Say everything: settings, memory by use, reasons for each choice").default_from(ours);
-  t.add("quiet", &O::quiet, "Say nothing but warnings and errors; results still go to standard output")
+  t.add(
+       "quiet", &O::quiet,
+       "Say nothing but warnings and errors; results still go to standard output, but for the lines that train ends with")
       .default_from(ours)
       .elsewhere("silent");
   return t;
@@ -59,14 +61,24 @@ OptionTable<DtypeOption> make_dtype() {
       .default_from(ours)
       .deepspeed("bf16.enabled")
       .deepspeed("bfloat16.enabled")
-      .affects_results();
+      .affects_results()
+      .elsewhere("torch_dtype")
+      .value_elsewhere("bfloat16", "bf16")
+      .value_elsewhere("float32", "fp32")
+      .value_elsewhere("float", "fp32");
   return t;
 }
 
 OptionTable<ComputeOptions> make_compute() {
   using O = ComputeOptions;
   OptionTable<O> t;
-  t.add("device", &O::device, "Where the model runs; auto: cuda if there is a usable GPU, else cpu").default_from(ours);
+  t.add("device", &O::device, "Where the model runs; auto: cuda if there is a usable GPU, else cpu")
+      .default_from(ours)
+      .value_elsewhere("gpu", "cuda")
+      .value_elsewhere("cuda:0", "cuda")
+      .value_elsewhere("nvidia", "cuda")
+      .elsewhere("use_cpu")
+      .elsewhere("no_cuda");
   t.take(dtype_rows());
   t.take(thread_rows());
   return t;
@@ -178,7 +190,7 @@ OptionTable<RowOptions> make_rows() {
       .default_from(recipe)
       .deepspeed("train_micro_batch_size_per_gpu")
       .affects_later_steps()
-      .elsewhere("per_device_train_batch_size")
+      .also("per_device_train_batch_size")
       .elsewhere("micro_batch_size");
   t.add(
        "max_length", &O::max_length,
@@ -188,7 +200,7 @@ OptionTable<RowOptions> make_rows() {
       .at_least(2)
       .default_from(script)
       .affects_results()
-      .elsewhere("max_seq_length")
+      .also("max_seq_length")
       .elsewhere("model_max_length")
       .elsewhere("sequence_len")
       .elsewhere("cutoff_len")
@@ -282,7 +294,7 @@ OptionTable<StepOptions> make_step() {
         "all, auto as much as fits. Results are the same")
       .bare("true")
       .default_from(ours)
-      .elsewhere("gradient_checkpointing");
+      .also("gradient_checkpointing");
   t.add("grad_accum_dtype", &O::grad_accum_dtype,
         "Number format that the gradients of a step's micro-batches, and of several ranks, are added up in; bf16 takes "
         "2 bytes a parameter instead of 4, needs a bf16 model, and rounds the sum after each micro-batch. Ranks' are "
@@ -300,7 +312,8 @@ OptionTable<StepOptions> make_step() {
         "which shortens steps with documents of tens of thousands of tokens")
       .bare("true")
       .default_from(ours)
-      .affects_later_steps();
+      .affects_later_steps()
+      .elsewhere("full_determinism");
   t.take(placement_rows());
   t.take(memory_rows());
   return t;

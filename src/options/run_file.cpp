@@ -80,7 +80,7 @@ class RunFileReader {
     if (is_null(node)) refuse(use.line, "the name of an option is missing");
     check_tag(node, use.line, "str", "a name");
     const std::string& name = node.text;
-    const OptionSpec* spec = options_.rows().find(name);
+    const OptionSpec* spec = options_.rows().find_given(name);
     if (spec == nullptr || spec->is_file_only) {
       std::string meant;
       try {
@@ -91,7 +91,7 @@ class RunFileReader {
       refuse(use.line, "unknown option {}{}", in_quotes(name), meant);
     }
     if (is_own(name)) refuse(use.line, "{} belongs to the command line", name);
-    const auto [first, is_new] = lines_.emplace(name, use.line);
+    const auto [first, is_new] = lines_.emplace(spec->name, use.line);
     if (!is_new) refuse(use.line, "{} is there twice, in line {} too", name, first->second);
     return *spec;
   }

@@ -20,8 +20,8 @@ void add_model_and_data(OptionTable<O>& t) {
   t.add("model", &O::model, "Hugging Face model directory to start from: config.json, tokenizer, safetensors")
       .metavar("DIR")
       .required()
+      .also("model_name_or_path")
       .elsewhere("model_name")
-      .elsewhere("model_name_or_path")
       .elsewhere("base_model");
   t.add(
        "data", &O::data,
@@ -30,10 +30,11 @@ void add_model_and_data(OptionTable<O>& t) {
       .metavar("FILE")
       .list()
       .required()
-      .elsewhere("train_file")
+      .also("train_file")
       .elsewhere("dataset")
       .elsewhere("datasets")
-      .elsewhere("dataset_name");
+      .elsewhere("dataset_name")
+      .elsewhere("train_dataset");
   t.add("data_weights", &O::data_weights,
         "How often an epoch has the records of each part of data: \"2,0.5\" has those of the first twice, and half of "
         "the second's, the same half in every epoch")
@@ -48,7 +49,7 @@ void add_model_and_data(OptionTable<O>& t) {
       .metavar("FILE")
       .list()
       .default_from(ours)
-      .elsewhere("validation_file")
+      .also("validation_file")
       .elsewhere("eval_dataset")
       .elsewhere("test_datasets")
       .elsewhere("eval_file");
@@ -62,7 +63,8 @@ void add_model_and_data(OptionTable<O>& t) {
       .affects_results()
       .elsewhere("val_size")
       .elsewhere("val_set_size")
-      .elsewhere("test_size");
+      .elsewhere("test_size")
+      .elsewhere("test_split_size");
   t.add("output_dir", &O::output_dir, "Where checkpoints and the trained model are written").metavar("DIR").required();
   t.add("overwrite_output_dir", &O::overwrite_output_dir,
         "Replace the run that the output directory holds: the files that this program wrote there, by its record of "
@@ -78,7 +80,10 @@ void add_model_and_data(OptionTable<O>& t) {
       .affects_results()
       .elsewhere("sample_packing")
       .elsewhere("neat_packing");
-  t.add("shuffle", &O::shuffle, "New random order of the records every epoch").default_from(script).affects_results();
+  t.add("shuffle", &O::shuffle, "New random order of the records every epoch")
+      .default_from(script)
+      .affects_results()
+      .elsewhere("shuffle_dataset");
   t.take(record_rows());
 }
 
@@ -120,7 +125,11 @@ void add_length(OptionTable<O>& t) {
       .at_least(1)
       .or_else(std::int64_t{0}, "never stop")
       .default_from(ours);
-  t.add("seed", &O::seed, "Seed of the data order").at_least(0).default_from(script).affects_results();
+  t.add("seed", &O::seed, "Seed of the data order")
+      .at_least(0)
+      .default_from(script)
+      .affects_results()
+      .elsewhere("data_seed");
 }
 
 void add_optimizer(OptionTable<O>& t) {
@@ -132,13 +141,16 @@ void add_optimizer(OptionTable<O>& t) {
       .deepspeed("optimizer.params.lr")
       .deepspeed("scheduler.params.warmup_max_lr")
       .affects_later_steps()
-      .elsewhere("learning_rate");
+      .also("learning_rate");
   t.add("lr_scheduler", &O::lr_scheduler,
         "Course of the learning rate after warm-up; cosine and linear fall to min_lr over the run, wsd only at its end")
       .default_from(trainer)
       .deepspeed("scheduler.type")
       .affects_later_steps()
-      .elsewhere("lr_scheduler_type");
+      .elsewhere("lr_scheduler_type")
+      .value_elsewhere("constant_with_warmup", "constant")
+      .value_elsewhere("cosine_with_min_lr", "cosine, with --min_lr")
+      .value_elsewhere("warmup_stable_decay", "wsd");
   t.add("min_lr", &O::min_lr, "Learning rate at the end of the run, at most lr; not with constant")
       .at_least(0)
       .at_most(1000)
@@ -156,7 +168,7 @@ void add_optimizer(OptionTable<O>& t) {
       .at_most(1)
       .default_from(script)
       .affects_later_steps()
-      .elsewhere("warmup_ratio");
+      .also("warmup_ratio");
   t.add("warmup_num_steps", &O::warmup_num_steps, "The same in optimizer steps, instead of warmup")
       .at_least(1)
       .or_else(std::int64_t{-1}, "warmup decides")
@@ -212,7 +224,7 @@ void add_saving(OptionTable<O>& t) {
       .bare("latest")
       .when_unset("start from --model")
       .default_from(ours)
-      .elsewhere("resume_from_checkpoint");
+      .also("resume_from_checkpoint");
   t.add(
        "allow_changed", &O::allow_changed,
        "Options that a resumed run may have other values of than its checkpoint, from the next step on: "
@@ -231,12 +243,12 @@ void add_logging(OptionTable<O>& t) {
       .at_least(1)
       .default_from(script)
       .deepspeed("steps_per_print")
-      .elsewhere("logging_steps");
+      .also("logging_steps");
   t.add("eval_strategy", &O::eval_strategy,
         "When eval_data is evaluated, beside before the first step and at the end: every eval_steps, after each epoch, "
         "or never")
       .default_from(ours)
-      .elsewhere("evaluation_strategy")
+      .also("evaluation_strategy")
       .elsewhere("evals_per_epoch");
   t.add("eval_steps", &O::eval_steps, "Evaluate on eval_data every so many optimizer steps, and at the end")
       .unit("steps")
@@ -322,7 +334,7 @@ void add_machine(OptionTable<O>& t) {
         "DeepSpeed JSON; its values replace defaults, the command line replaces both. See docs/deepspeed-config.md")
       .metavar("FILE")
       .default_from(ours)
-      .elsewhere("deepspeed");
+      .also("deepspeed");
   t.add("profile", &O::profile,
         "Rates of this machine that a plan for a GPU is made from: cached, those that an earlier run or superoffload "
         "profile measured in the last 30 days, if there are any, the host's as the last run's steps had them; fresh, "

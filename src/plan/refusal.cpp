@@ -296,9 +296,10 @@ PlanRefusal::PlanRefusal(const MemoryRefusal& refusal, std::vector<PlanChange> c
     : Error(message(refusal, changes)), changes_(std::move(changes)) {}
 
 void refuse(const PlanQuestion& question, const MemoryRefusal& refusal) {
-  std::string table = refusal.plan().table() + refusal.short_of();
-  if (table.ends_with('\n')) table.pop_back();
-  log_info("does not fit:\n{}", table);
+  std::string missing = refusal.short_of();
+  if (missing.ends_with('\n')) missing.pop_back();
+  log_info("does not fit:\n{}", missing);
+  log_detail("memory that was planned:\n{}", refusal.plan().table());
   std::vector<PlanChange> changes = find_changes(question);
   std::string list;
   for (const PlanChange& change : changes) list += fmt::format("\n  {}", change.text);

@@ -31,7 +31,8 @@ class PlanRefusal : public Error {
   std::vector<PlanChange> changes_;
 };
 
-// Refuses a question that does not fit: logs the memory needed by name, what there is and what would help, and throws.
+// Refuses a question that does not fit: logs what is short and what would help, as a detail the memory by name, and
+// throws.
 [[noreturn]] void refuse(const PlanQuestion& question, const MemoryRefusal& refusal);
 // Refuses a question whose model is too large for the machine by its config alone, before its files are opened.
 void state_or_refuse(const PlanQuestion& question);

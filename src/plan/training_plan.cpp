@@ -82,8 +82,8 @@ namespace {
 void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& machine, std::int64_t asked_bucket,
                        TrainingPlan& plan) {
   const std::int64_t micro_batches = plan.shape.micro_batches, bucket = plan.engine.bucket_elements;
-  plan.reasons.push_back(fmt::format("gradient accumulation: {} micro-batches a step, gradients in {}{}", micro_batches,
-                                     name_of(plan.engine.formats.gradients),
+  plan.reasons.push_back(fmt::format("gradient accumulation: {} micro-batch{} a step, gradients in {}{}", micro_batches,
+                                     micro_batches == 1 ? "" : "es", name_of(plan.engine.formats.gradients),
                                      micro_batches == 1 && plan.shape.ranks == 1   ? ""
                                      : plan.engine.formats.gradients == DType::f32 ? " because they are summed"
                                      : plan.engine.formats.rank_sums == DType::f32 && plan.shape.ranks > 1
@@ -92,12 +92,12 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
   if (host_share(layout, plan.engine.owners()) > 0)
     if (plan.engine.device_units == 0 || machine.device_memory)
       plan.reasons.push_back(fmt::format(
-          "buckets of {} in fp32{}; {} transfer buffers in each direction; AdamW on {} host threads",
+          "buckets of {} in fp32{}; {} transfer buffers in each direction; AdamW on {} host thread{}",
           format_bytes(static_cast<std::size_t>(bucket) * sizeof(float)),
           bucket < asked_bucket / ParameterLayout::alignment * ParameterLayout::alignment ? " (an eighth of the model)"
           : bucket > asked_bucket ? " (up to --bucket_size for each rank's slice)"
                                   : " (--bucket_size)",
-          StagingRing::ahead + 1, machine.pool->size()));
+          StagingRing::ahead + 1, machine.pool->size(), machine.pool->size() == 1 ? "" : "s"));
 }
 
 }  // namespace

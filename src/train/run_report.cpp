@@ -22,26 +22,35 @@ std::string parameters_text(std::int64_t parameters) {
   return n >= 1e9 ? fmt::format("{:.4g} B", n / 1e9) : fmt::format("{:.4g} M", n / 1e6);
 }
 
-// Where the optimizer state is: "100% in host memory".
+// As a shell takes it for one word.
+std::string shell_word(const std::string& text) {
+  constexpr std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./,:=@%";
+  if (!text.empty() && text.find_first_not_of(plain) == std::string::npos) return text;
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
+  return word + "'";
+}
+
+}  // namespace
+
 std::string state_text(double host_share) {
   if (host_share >= 1) return "100% in host memory";
   if (host_share <= 0) return "100% in the GPU's memory";
   return fmt::format("{:.1f}% in host memory, the rest in the GPU's", 100 * host_share);
 }
 
-}  // namespace
-
 std::string model_line(const std::string& directory, const DecoderSpec& spec, DType dtype, const Device& device) {
   return fmt::format("model: {}: {}, {} parameters, {} on {}", directory, spec.architecture,
                      parameters_text(parameter_count(spec)), name_of(dtype), device.name());
 }
 
-std::string plan_line(const StepOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,
-                      std::int64_t total_steps) {
-  std::string line = fmt::format(
-      "plan: {} of {}{} x {}; optimizer state {}; activations kept: {}", counted(total_steps, "step"),
-      ranks_text(plan.shape), options.gradient_accumulation_steps, counted(options.batch_size, "row"),
-      state_text(host_share(layout, plan.engine.owners())), describe(plan.decoder.keep, plan.decoder.tile_rows));
+std::string plan_line(const StepOptions& options, const TrainingPlan& plan, const PlanningMachine& machine,
+                      const ParameterLayout& layout, std::int64_t total_steps) {
+  std::string line = fmt::format("plan: {} of {}{} x {}", counted(total_steps, "step"), ranks_text(plan.shape),
+                                 options.gradient_accumulation_steps, counted(options.batch_size, "row"));
+  if (machine.device_memory)  // else all memory is the host's
+    line += fmt::format("; optimizer state {}", state_text(host_share(layout, plan.engine.owners())));
+  line += fmt::format("; activations kept: {}", describe(plan.decoder.keep, plan.decoder.tile_rows));
   if (plan.engine.streamed_units > 0)
     line += fmt::format("; weights of {} streamed from host memory", counted(plan.engine.streamed_units, "layer"));
   if (plan.engine.gathered > 0)
@@ -118,6 +127,12 @@ std::string left_out_line(const StepFigures& figures) {
 std::string trained_model_line(const std::string& directory, std::uint64_t weight_bytes, DType dtype) {
   return fmt::format("model: {} (a Hugging Face directory, {} of weights in {})", directory, format_bytes(weight_bytes),
                      name_of(dtype));
+}
+
+std::string next_lines(const std::string& directory, bool has_chat_template) {
+  const std::string word = shell_word(directory);
+  return fmt::format("next: superoffload {} --model {}{}\n      superoffload report {}",
+                     has_chat_template ? "chat" : "generate", word, has_chat_template ? "" : " --prompt \"...\"", word);
 }
 
 }  // namespace so

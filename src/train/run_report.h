@@ -24,10 +24,13 @@ inline constexpr const char* run_log_file = "run.log";  // in the output directo
 // "model: m: Qwen3ForCausalLM, 14.16 M parameters, float32 on CPU, 2 threads"
 std::string model_line(const std::string& directory, const DecoderSpec& spec, DType dtype, const Device& device);
 
-// "plan: 12 steps of 1 x 4 rows; optimizer state 100% in host memory; activations kept: all"; with the expected time of
-// a step where there is an estimate.
-std::string plan_line(const StepOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,
-                      std::int64_t total_steps);
+// Where the optimizer state is: "100% in host memory".
+std::string state_text(double host_share);
+
+// "plan: 12 steps of 1 x 4 rows; activations kept: all"; with where the optimizer state is where a device has memory of
+// its own, and the expected time of a step where there is an estimate.
+std::string plan_line(const StepOptions& options, const TrainingPlan& plan, const PlanningMachine& machine,
+                      const ParameterLayout& layout, std::int64_t total_steps);
 
 // "memory: host 592.1 MB of 22.4 GB": what the plan takes of what the machine has.
 std::string memory_line(const TrainingPlan& plan, const PlanningMachine& machine);
@@ -52,5 +55,8 @@ std::string left_out_line(const StepFigures& figures);
 
 // "model: out (a Hugging Face directory, 56.7 MB of weights in float32)"
 std::string trained_model_line(const std::string& directory, std::uint64_t weight_bytes, DType dtype);
+
+// What to run with the model and the run's records: "next: superoffload chat --model out", and a line of report.
+std::string next_lines(const std::string& directory, bool has_chat_template);
 
 }  // namespace so

@@ -50,9 +50,12 @@ std::vector<std::string> describe(const RunTotals& t) {
     lines.push_back(fmt::format("evaluation loss: best {:.4f} at step {}, last {:.4f} at step {}",
                                 t.best_evaluation->loss, t.best_evaluation->step, t.last_evaluation->loss,
                                 t.last_evaluation->step));
-  lines.push_back(fmt::format("gradients: {} of {} steps clipped, {} skipped as not finite", t.clipped_steps, t.steps,
-                              t.skipped_steps));
   return lines;
+}
+
+std::string gradients_line(const RunTotals& t) {
+  return fmt::format("gradients: {} of {} steps clipped, {} skipped as not finite", t.clipped_steps, t.steps,
+                     t.skipped_steps);
 }
 
 }  // namespace so

@@ -23,7 +23,10 @@ class RunTotalsMeter {
 };
 
 // For people, a line a subject: "trained: steps 1 to 12, 3034 tokens in 8s; steps at 372 tok/s", losses, evaluations if
-// there were any, clipped and skipped steps. Empty for a run without a step.
+// there were any. Empty for a run without a step.
 std::vector<std::string> describe(const RunTotals& totals);
+
+// "gradients: 3 of 12 steps clipped, 0 skipped as not finite"
+std::string gradients_line(const RunTotals& totals);
 
 }  // namespace so

@@ -11,6 +11,7 @@
 #include "base/host_memory.h"
 #include "base/log.h"
 #include "base/quantities.h"
+#include "base/result_line.h"
 #include "checkpoint/export.h"
 #include "device/backend.h"
 #include "io/trace_file.h"
@@ -244,8 +245,9 @@ void log_failure(const Body& body) {
 void Trainer::log_divergence() {
   time_limit_.begin_other_work();
   const std::int64_t before = state_.step - state_.skipped_in_a_row;
-  log_error("{} (--max_skipped_steps {}): the run has diverged and stops; no model was written",
-            describe_streak(state_.step, state_.skipped_in_a_row), in_.options.max_skipped_steps.value_or(0));
+  closing_sentence_ =
+      fmt::format("{} (--max_skipped_steps {}): the run has diverged and stops; no model was written",
+                  describe_streak(state_.step, state_.skipped_in_a_row), in_.options.max_skipped_steps.value_or(0));
   log_failure([&] { checkpoints_.wait(); });
   log_failure([&] {
     const auto good = in_.output.checkpoints().latest_up_to(before);
@@ -279,7 +281,7 @@ Trainer::Outcome Trainer::save_and_stop() {
   trace(-1);
   save();
   checkpoints_.wait();
-  how_to_resume_ = fmt::format(
+  closing_sentence_ = fmt::format(
       "interrupted by {}: saved {} at step {}; {}", stopped_by_, in_.output.checkpoints().path_of(state_.step).string(),
       state_.step,
       in_.options.save_only_model ? "the model alone, which a new run's --model can be" : "continue with --resume");
@@ -297,7 +299,7 @@ Trainer::Outcome Trainer::run_steps() {
   if (!benchmark && (state_.step == 0 || evaluation_is_due())) record_evaluation();
   if (!benchmark && (state_.step == 0 || samples_are_missing())) record_samples();
   if (stop_requested() && !ended()) {
-    how_to_resume_ =
+    closing_sentence_ =
         fmt::format("interrupted by {} before the first step: nothing was saved; continue with --resume", stopped_by_);
     return Outcome::interrupted;
   }
@@ -334,10 +336,11 @@ Trainer::Outcome Trainer::run_steps() {
     if (figures.steps == 0)
       fail("no step was measured: the run has {} steps and --warmup_steps is {}", steps_made(), o.warmup_steps);
     const double seconds = figures.sum.overlap.seconds;
-    log_info("benchmark: {} steps, {:.4f} s a step, {:.1f} tokens/s, {:.4g} TFLOP/s (reference {:.4g}), peak memory {}",
-             figures.steps + figures.left_out, figures.seconds(), figures.tokens_per_s(),
-             figures.sum.model_flops / seconds / 1e12, figures.sum.reference_flops / seconds / 1e12,
-             format_bytes(peak_resident_bytes()));
+    print_result(
+        "benchmark: {} steps, {:.4f} s a step, {:.1f} tokens/s, {:.4g} TFLOP/s (reference {:.4g}), peak memory {}",
+        figures.steps + figures.left_out, figures.seconds(), figures.tokens_per_s(),
+        figures.sum.model_flops / seconds / 1e12, figures.sum.reference_flops / seconds / 1e12,
+        format_bytes(peak_resident_bytes()));
     return Outcome::benchmarked;
   }
   if (stops_early())

@@ -87,8 +87,8 @@ class Trainer {
   }
   // The last line of the run's metrics, and the closing lines of the log.
   void record_summary(Outcome outcome, std::span<const PlannedFigure> figures, std::span<const NamedMemory> memory);
-  // After an interrupted run: where it can be resumed. Empty after another one.
-  const std::string& how_to_resume() const { return how_to_resume_; }
+  // Why the run ended without its model, and how it can go on. Empty after another one.
+  const std::string& closing_sentence() const { return closing_sentence_; }
 
   // Whether this rank keeps the run's records and says what happens.
   bool keeps_records() const { return in_.ranks.rank() == 0; }
@@ -171,7 +171,7 @@ class Trainer {
   std::optional<InterruptGuard> interrupt_;  // while run() is under way
   std::string stopped_by_;                   // the signal, once stop_requested()
   RunTotalsMeter totals_;
-  std::string how_to_resume_;
+  std::string closing_sentence_;
   EngineCounters reported_;  // at the last log_breakdown()
   EngineCounters reviewed_;  // at the last review_plan()
   MicroBatch batch_;

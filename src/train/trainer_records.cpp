@@ -3,6 +3,7 @@
 
 #include "base/host_memory.h"
 #include "base/log.h"
+#include "base/result_line.h"
 #include "device/backend.h"
 #include "offload/engine_report.h"
 #include "train/run_report.h"
@@ -42,9 +43,10 @@ void Trainer::record_summary(Outcome outcome, std::span<const PlannedFigure> fig
   metrics_->summary(state_.step, figures, totals, memory);
   tensorboard_->summary(state_.step, figures);
   if (in_.options.bench_steps) return;
-  for (const std::string& line : describe(totals)) log_info("{}", line);
+  for (const std::string& line : describe(totals)) log_result(line);
+  log_detail("{}", gradients_line(totals));
   if (measured.left_out > 0) log_detail("{}", left_out_line(measured));
-  if (measured.steps > 0) log_info("{}", overlap_line(overlap, steps));
+  if (measured.steps > 0 && in_.runtime.device().own_memory()) log_detail("{}", overlap_line(overlap, steps));
 }
 
 void Trainer::report(const Step& r) {

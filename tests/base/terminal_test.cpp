@@ -49,5 +49,15 @@ TEST(Terminal, WrapsAtSpaces) {
   EXPECT_EQ(wrapped("\u6a21\u578b \u6a21\u578b", 8), "\u6a21\u578b\n  \u6a21\u578b");
 }
 
+TEST(Terminal, FillsLinesWithWords) {
+  EXPECT_EQ(filled("aa bb\ncc", 8), "aa bb cc\n");
+  EXPECT_EQ(filled("aa bb\ncc", 7, 1), " aa bb\n cc\n");
+  EXPECT_EQ(filled("aa\n\nbb", 80), "aa\n\nbb\n") << "paragraphs stay apart";
+  EXPECT_EQ(filled("a one|two|three b", 9), "a\none|two|\nthree b\n");
+  EXPECT_EQ(filled("in /a/long/path it", 6), "in\n/a/long/path\nit\n") << "a word without a break stays whole";
+  EXPECT_EQ(filled("takes 52.2 MB", 10), "takes\n52.2 MB\n") << "a number keeps its unit";
+  EXPECT_EQ(filled("", 10), "");
+}
+
 }  // namespace
 }  // namespace so

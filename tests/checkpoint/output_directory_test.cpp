@@ -80,7 +80,10 @@ TEST_F(OutputDirectories, FreshOnesAreTakenAndMade) {
 
 TEST_F(OutputDirectories, AnEarlierRunIsRefused) {
   fill_output();
-  expect_in(refused(), {output().string(), "--resume", "--overwrite_output_dir"});
+  expect_in(refused(),
+            {output().string(), "already holds a run (checkpoint-10)", "--resume", "--overwrite_output_dir"});
+  for (const char* checkpoint : {"checkpoint-3", "checkpoint-10"}) fs::remove_all(output() / checkpoint);
+  expect_in(refused(), {"already holds a run (metrics.jsonl)"});
   // Each file of a run is enough.
   for (const char* file : {"metrics.jsonl", "model.safetensors", "model-00001-of-00002.safetensors", "config.json",
                            "model.safetensors.index.json", "checkpoint-3/x"}) {
@@ -94,6 +97,17 @@ TEST_F(OutputDirectories, AnEarlierRunIsRefused) {
   fs::create_directories(output() / "runs");
   write_file(output() / "runs" / "events.out.tfevents.1", "of another program");
   EXPECT_NO_THROW(OutputDirectory(options_, options_));
+}
+
+// What tells most is named, not the first in the alphabet; and a model alone is no run to be resumed.
+TEST_F(OutputDirectories, AModelOfThisProgramIsNoRun) {
+  fs::create_directories(output());
+  for (const char* file : {"chat_template.jinja", "config.json", "model.safetensors"})
+    write_file(output() / file, "{}");
+  OwnFiles(output()).add({"chat_template.jinja", "config.json", "model.safetensors"});
+  const std::string message = refused();
+  expect_in(message, {"already holds a model that this program wrote (model.safetensors)", "--overwrite_output_dir"});
+  EXPECT_EQ(message.find("--resume"), std::string::npos) << message;
 }
 
 TEST_F(OutputDirectories, OverwritingRemovesTheRunsFilesOnly) {

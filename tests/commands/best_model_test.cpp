@@ -114,7 +114,7 @@ TEST_F(BestModel, StopsEarlyAndIsFinishedThen) {
   const auto before = snapshot(temporary_ / "run");
   TrainCommand again = c;
   again.flag("resume");
-  EXPECT_NE(finish(again).err.find("holds the finished run, which stopped early"), std::string::npos);
+  EXPECT_NE(finish(again).out.find("holds the finished run, which stopped early"), std::string::npos);
   EXPECT_TRUE(snapshot(temporary_ / "run") == before) << "a finished run was changed";
   // Killed between its last checkpoint and its model, it has only that to write.
   const std::string weights = read_file(temporary_ / "run" / "model.safetensors");

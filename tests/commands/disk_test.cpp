@@ -84,9 +84,9 @@ TEST_F(Disk, TheDryRunSaysWhatWillBeWritten) {
   const Outcome o = run(command("run", 9).set("save_steps", "3").set("save_total_limit", "2").flag("dry_run").words(),
                         temporary_.path());
   EXPECT_EQ(o.exit_code, 0) << o.err;
-  EXPECT_NE(o.err.find("disk: final model "), std::string::npos) << o.err;
-  EXPECT_NE(o.err.find(", 3 checkpoints of "), std::string::npos) << o.err;
-  EXPECT_NE(o.err.find("(newest 2 kept)"), std::string::npos) << o.err;
+  EXPECT_NE(o.out.find("disk: final model "), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find(", 3 checkpoints of "), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("(newest 2 kept)"), std::string::npos) << o.out;
 }
 
 TEST_F(Disk, MoreCheckpointsThanTheDiskHoldsAreRefused) {

@@ -56,7 +56,7 @@ TEST_F(Diverging, StopsAfterSkippedStepsAndKeepsWhatWasBefore) {
                             .set("save_steps", "1")
                             .set("save_total_limit", "1"));
   EXPECT_EQ(o.exit_code, 1) << o.err;
-  EXPECT_TRUE(says(o.err, {"error: ", "steps 2 to 5", "4 in a row", "--max_skipped_steps 4"})) << o.err;
+  EXPECT_TRUE(says(o.err, {"superoffload: ", "steps 2 to 5", "4 in a row", "--max_skipped_steps 4"})) << o.err;
   EXPECT_TRUE(says(o.err, {"checkpoint-1 ", "before"})) << o.err;
   // The last of the streak is not saved, the one before it is what the limit allows, and the good one stays beside it.
   EXPECT_TRUE(has("out", "checkpoint-1"));

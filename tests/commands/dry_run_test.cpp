@@ -13,10 +13,14 @@ class DryRun : public RefusalTest {
         .flag("dry_run");
   }
   Outcome run_dry(const TrainCommand& c) const { return run(c.words(), temporary_.path()); }
+  // The plan, of the settings those that are not the defaults, and at the end the verdict.
   void expect_plan(const Outcome& outcome) const {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    expect_in(outcome.err, {"memory plan", "activations", "optimizer state", "dry run: it fits; nothing was trained"});
-    EXPECT_EQ(outcome.err.find("step 1"), std::string::npos) << outcome.err;
+    expect_in(outcome.out, {"plan: ", "memory: ", "output: ", "disk: ", "activations kept"});
+    EXPECT_EQ(lines_of(outcome.out).back(), "dry run: it fits; nothing was trained");
+    expect_in(outcome.out, {"\n  max_steps ", "\n  output_dir "});
+    for (const char* part : {"step 1", "log_interval", "lr_scheduler", "memory plan"})
+      EXPECT_EQ((outcome.out + outcome.err).find(part), std::string::npos) << part << outcome.out << outcome.err;
     EXPECT_FALSE(std::filesystem::exists(temporary_ / "new"));
   }
   static void expect_in(const std::string& text, const std::vector<std::string>& parts) {
@@ -42,10 +46,11 @@ TEST_F(DryRun, SaysWhatAnOptionDoesNotChange) {
 }
 
 TEST_F(DryRun, NeedsNoWeights) {
-  const Outcome with = run_dry(dry());
+  const Outcome with = run_dry(dry().flag("verbose"));
   std::filesystem::remove(weights());
-  const Outcome without = run_dry(dry());
-  expect_plan(without);
+  expect_plan(run_dry(dry()));
+  const Outcome without = run_dry(dry().flag("verbose"));
+  expect_in(without.err, {"memory plan", "optimizer state", "activations"});
   expect_in(without.err, {"has no weights: planning by its config.json"});
   const auto table = [](const std::string& err) {
     const std::size_t begin = err.find("pinned"), end = err.find("program and data so far");

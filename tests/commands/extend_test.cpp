@@ -126,7 +126,7 @@ TEST_F(ExtendedRun, IsFinishedWithoutMoreSteps) {
   TrainCommand again = c;
   again.flag("resume");
   const Outcome o = finish(again);
-  EXPECT_NE(o.err.find("holds the finished run: 6 of 6 steps"), std::string::npos) << o.err;
+  EXPECT_NE(o.out.find("holds the finished run: 6 of 6 steps"), std::string::npos) << o.out;
   EXPECT_TRUE(snapshot(temporary_ / "run") == before) << "a finished run was changed";
 
   // Killed between its last checkpoint and its model, it has only that to write.

@@ -163,7 +163,8 @@ TEST(Parse, ValuesAreNotInterpreted) {
 TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of(train({"--batchsize", "3"})), "unknown option \"--batchsize\"; did you mean --batch_size?");
   EXPECT_EQ(error_of(train({"--batch-size=3"})), "unknown option \"--batch-size=3\"; did you mean --batch_size?");
-  EXPECT_EQ(error_of(train({"--learning_rate", "3"})), "unknown option \"--learning_rate\"; here it is --lr");
+  EXPECT_EQ(error_of(train({"--num_epochs", "3"})), "unknown option \"--num_epochs\"; here it is --num_train_epochs");
+  EXPECT_EQ(error_of(train({"--learning_rate", "3", "--lr=2"})), "--lr is given 2 times; give it once");
   EXPECT_EQ(error_of(train({"--zzz"})), "unknown option \"--zzz\"; superoffload train --help lists the options");
   EXPECT_EQ(error_of(train({"--zzz", "eval"})),
             "unknown option \"--zzz\"; superoffload train --help lists the options");
@@ -358,16 +359,10 @@ TEST(Help, ExamplesAreValid) {
   std::ofstream(scratch / "run.yaml") << "model: m\ndata: d\noutput_dir: o\n";
   std::filesystem::current_path(scratch);
   for (const Command& command : all_commands()) {
-    std::string line;
     for (const std::string_view example : command.examples) {
-      line += example;
-      if (line.back() == '\\') {
-        line.back() = ' ';
-        continue;
-      }
       Words words;  // split at spaces outside double quotes, as a shell would
       bool inside = false, open = false;
-      for (const char c : line) {
+      for (const char c : example) {
         if (c == '"')
           inside = !inside;
         else if (c == ' ' && !inside)
@@ -380,10 +375,8 @@ TEST(Help, ExamplesAreValid) {
       }
       ASSERT_EQ(words.front(), "superoffload");
       words.erase(words.begin());
-      EXPECT_EQ(error_of(words), "accepted") << line;
-      line.clear();
+      EXPECT_EQ(error_of(words), "accepted") << example;
     }
-    EXPECT_TRUE(line.empty());
   }
   std::filesystem::current_path(here);
   std::filesystem::remove_all(scratch);

@@ -38,10 +38,10 @@ TEST(Program, HelpAndVersionGoToStandardOutput) {
 }
 
 TEST(Program, UserErrorsAreOneLineOnStandardErrorAndExitWithTwo) {
-  const Outcome error = run("train --learning_rate 3 2>&1 >/dev/null");
+  const Outcome error = run("train --num_epochs 3 2>&1 >/dev/null");
   EXPECT_EQ(error.code, 2);
-  EXPECT_EQ(error.output, "superoffload: unknown option \"--learning_rate\"; here it is --lr\n");
-  EXPECT_EQ(run("train --learning_rate 3 2>/dev/null").output, "");
+  EXPECT_EQ(error.output, "superoffload: unknown option \"--num_epochs\"; here it is --num_train_epochs\n");
+  EXPECT_EQ(run("train --num_epochs 3 2>/dev/null").output, "");
   EXPECT_EQ(run("2>/dev/null").code, 2);
   EXPECT_EQ(run("no_such_command 2>/dev/null").code, 2);
 }

@@ -67,8 +67,8 @@ TEST_F(Recipes, PlanARunWithThePublishedSettings) {
     if (gpus > 1 && !why_no_ranks().empty()) continue;
     const Outcome outcome = recipe(name, variables(), options({"superoffload"}));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    expect_in(outcome.err, "dry run: it fits");
-    EXPECT_EQ(outcome.err.find("ranks x ") != std::string::npos, gpus > 1) << outcome.err;
+    expect_in(outcome.out, "dry run: it fits");
+    EXPECT_EQ(outcome.out.find("ranks x ") != std::string::npos, gpus > 1) << outcome.out;
     EXPECT_FALSE(std::filesystem::exists(output()));
     const auto json = read_json(config());
     EXPECT_EQ(json.at("train_batch_size"), 4 * gpus);
@@ -80,8 +80,8 @@ TEST_F(Recipes, PlanARunWithThePublishedSettings) {
 TEST_F(Recipes, TakeModeAndBatchSize) {
   const Outcome outcome = recipe("finetune_llama-8b_1gpu.sh", variables(), options({"zerooffload", "2"}));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  expect_in(outcome.err, "zerooffload");
-  expect_in(outcome.err, "1 x 2 rows");
+  expect_in(outcome.out, "zerooffload");
+  expect_in(outcome.out, "1 x 2 rows");
   const auto json = read_json(config());
   EXPECT_EQ(json.at("train_batch_size"), 2);
   EXPECT_EQ(json.at("zero_optimization").at("offload_optimizer").at("super_offload"), false);
@@ -93,7 +93,7 @@ TEST_F(Recipes, TakeRowsInSeveralMicroBatches) {
   several.push_back("MICRO_BATCHES=2");
   const Outcome outcome = recipe("finetune_llama-8b_1gpu.sh", several, options({"superoffload"}));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  expect_in(outcome.err, "2 x 2 rows");
+  expect_in(outcome.out, "2 x 2 rows");
   EXPECT_EQ(read_json(config()).at("train_batch_size"), 4);
   EXPECT_EQ(read_json(config()).at("gradient_accumulation_steps"), 2);
 }

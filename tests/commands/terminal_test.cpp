@@ -56,13 +56,18 @@ TEST_F(TerminalTest, FitsAnyWidthAndLeavesTheLossesOnTheScreen) {
     EXPECT_EQ(has(o.screen.rows()[last_step], "TFLOP/s"), columns >= 120) << text;
     EXPECT_EQ(count(text, "step 5/6 |"), 0u) << "the line is redrawn in place: " << text;
     for (const char* step : {"step 3/6 |", "step 6/6 |"}) EXPECT_EQ(count(text, step), 1u) << text;
-    for (const char* part : {"model: model: Qwen3ForCausalLM, ", "data: data.jsonl: 120 records, ",
-                             "plan: 6 steps of 1 x 2", on_gpu() ? "memory: GPU " : "memory: host ", "output: out",
-                             "step 2: evaluation loss ", "checkpoint saved: out", "checkpoint pruned: out",
-                             "trained: steps 1 to 6, ", " at step 1, ", "evaluation loss: best ",
-                             " of 6 steps clipped, 0 skipped as not finite", "measured: ", "(a Hugging Face directory"})
+    for (const char* part :
+         {"model: model: Qwen3ForCausalLM, ", "data: data.jsonl: 120 records, ", "plan: 6 steps of 1 x 2",
+          on_gpu() ? "memory: GPU " : "memory: host ", "output: out", "step 2: evaluation loss ",
+          "checkpoint saved: out", "checkpoint pruned: out", "trained: steps 1 to 6, ", " at step 1, ",
+          "evaluation loss: best ", "(a Hugging Face directory", "next: superoffload generate --model out",
+          "superoffload report out"})
       EXPECT_TRUE(has(text, part)) << part << " is missing in:\n" << text;
-    for (const char* part : {"settings:", "memory plan:", "warning"}) EXPECT_FALSE(has(text, part)) << part << text;
+    for (const char* part : {"settings:", "memory plan:", "warning", "steps clipped", "measured: ", "overlap"})
+      EXPECT_FALSE(has(text, part)) << part << text;
+    for (const char* part : {"trained: ", "next: superoffload ", " of 6 steps clipped, 0 skipped", "measured: "})
+      EXPECT_TRUE(has(log_of(output), part)) << part << log_of(output);
+    EXPECT_EQ(has(log_of(output), "overlap efficiency: "), on_gpu()) << "the CPU has nothing to overlap";
   }
 }
 
@@ -104,8 +109,17 @@ TEST_F(TerminalTest, AWindowMayBeNarrowOrUnknown) {
 TEST_F(TerminalTest, WithoutATerminalLinesAreStampedAndPlain) {
   const Outcome o = run_here(six_steps("out").set("log_interval", "2"));
   ASSERT_EQ(o.exit_code, 0) << o.err;
-  EXPECT_EQ(o.out, "");
-  EXPECT_EQ(o.err.find_first_of("\r\x1b"), std::string::npos) << o.err;
+  const std::vector<std::string> results = lines_of(o.out);
+  ASSERT_EQ(results.size(), 6u) << o.out;
+  const char* const begins[] = {"trained: steps 1 to 6, ",
+                                "loss: ",
+                                "evaluation loss: best ",
+                                "model: out (",
+                                "next: superoffload generate --model out",
+                                "      superoffload report out"};
+  for (std::size_t i = 0; i < results.size(); ++i) EXPECT_TRUE(results[i].starts_with(begins[i])) << results[i];
+  EXPECT_FALSE(has(o.err, "trained: ")) << o.err;
+  EXPECT_EQ((o.out + o.err).find_first_of("\r\x1b"), std::string::npos) << o.err;
   std::vector<std::string> steps;
   const std::regex line(R"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d step (\d)/6 \| epoch \S+ \| loss \S+ \| .* \| ETA \S+)");
   for (const auto& text : lines_of(o.err)) {
@@ -193,11 +207,11 @@ TEST_F(TerminalTest, MetricsEndWithTheNumbersOfTheSummary) {
   EXPECT_EQ(run.at("first_loss"), first);
   EXPECT_EQ(run.at("last_loss"), final);
   EXPECT_EQ(run.at("best_evaluation").at("eval_loss"), best);
-  EXPECT_TRUE(has(o.err, "trained: steps 1 to 6, " + std::to_string(tokens) + " tokens in ")) << o.err;
+  EXPECT_TRUE(has(o.out, "trained: steps 1 to 6, " + std::to_string(tokens) + " tokens in ")) << o.out;
   // A resumed run counts its own steps.
   const Outcome resumed = run_here(six_steps("out").flag("resume"));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  EXPECT_FALSE(has(resumed.err, "trained: ")) << "there was no step left: " << resumed.err;
+  EXPECT_FALSE(has(resumed.out, "trained: ")) << "there was no step left: " << resumed.out;
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ TEST_F(Verified, AFinishedRunThatLacksFilesWritesItsModelAgain) {
   for (const char* state : {"damaged", "whole"}) {
     const Outcome o = run(command().flag("resume").words(), temporary_.path());
     EXPECT_EQ(o.exit_code, 0) << o.err;
-    EXPECT_EQ(o.err.find("holds the finished run") != std::string::npos, std::string(state) == "whole") << o.err;
+    EXPECT_EQ(o.out.find("holds the finished run") != std::string::npos, std::string(state) == "whole") << o.out;
     EXPECT_TRUE(read_file(out() / "model.safetensors") == weights);
     EXPECT_EQ(read_file(out() / "config.json"), config);
   }

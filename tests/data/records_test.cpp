@@ -204,6 +204,9 @@ TEST(Records, AForeignFormatIsRefusedWithTheCommandThatConvertsIt) {
   ends_with(R"([{"prompt":"a","response":"b"}])", "jq -c '.[] | {prompt, completion: .response}' f > converted.jsonl");
   ends_with(R"({"instruction":"a","context":"c","response":"b"})",
             "jq -c '{instruction, input: (.context // .input // \"\"), output: .response}' f > converted.jsonl");
+  const std::string preferences = error_in(R"({"prompt":"a","chosen":"b","rejected":"c"})");
+  EXPECT_NE(preferences.find("no preference training"), std::string::npos) << preferences;
+  EXPECT_TRUE(preferences.ends_with("f > converted.jsonl")) << preferences;
   ends_with(R"({"unknown":"a"})", "\"text\" and \"input_ids\"");
   ends_with(
       R"({"conversation":[{"human":"a","assistant":"b"}]})",
@@ -251,10 +254,28 @@ TEST(Records, CountsLinesOfMultiLineElements) {
 }
 
 TEST(Records, RefusesWhatIsNotJson) {
-  EXPECT_EQ(error_in("instruction,output\n").substr(0, 23), "f:1: begins with 'i'; a");
-  EXPECT_EQ(error_in("\n\xff\xfe{").substr(0, 27), "f:2: begins with byte 0xff;");
+  EXPECT_EQ(error_in("instruction").substr(0, 23), "f:1: begins with 'i'; a");
+  EXPECT_EQ(error_in("Once, long ago\n").substr(0, 23), "f:1: begins with 'O'; a");
+  EXPECT_EQ(error_in("\n\xff{").substr(0, 27), "f:2: begins with byte 0xff;");
   // A pretty-printed object: its first line is no record, and the message must say what is expected.
   EXPECT_NE(error_in("{\n\"text\":\"a\"\n}").find("holds one whole record a line"), std::string::npos);
+}
+
+// Files that people take for data, each with what makes JSON of it.
+TEST(Records, SaysWhatAFileIsAndHowItBecomesJson) {
+  const auto says = [](const std::string& content, const std::vector<std::string>& parts) {
+    const std::string error = error_in(content);
+    for (const std::string& part : parts) EXPECT_NE(error.find(part), std::string::npos) << part << ": " << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+  };
+  says("instruction,output\na,b\n",
+       {"f:1: is a table with commas", "(CSV)", "csv.DictReader(sys.stdin)]' < f > converted.jsonl"});
+  says("prompt\tanswer\na\tb\n", {"(TSV)", "csv.DictReader(sys.stdin, delimiter=\"\\t\")"});
+  says("\x1f\x8b\b", {"gzip", "gunzip"});
+  says("\x28\xb5\x2f\xfd", {"unzstd"});
+  says("PK\x03\x04", {"unzip"});
+  says("PAR1", {".parquet"});
+  says("\xff\xfe{", {"UTF-16", "iconv"});
 }
 
 TEST(Records, SurvivesDeepNesting) {

@@ -61,7 +61,7 @@ TEST_F(GpuFindings, NoGpuIsNoFault) {
   tree_.remove("/sys/bus/pci");
   software_.no_cuda = "this build has no CUDA backend";
   const Findings findings = examine(MachineFiles(tree_.path()), ask_gpu_driver("no-such-library.so"), software_);
-  EXPECT_FALSE(any_wrong(findings)) << findings_text(findings);
+  EXPECT_FALSE(any_wrong(findings)) << findings_text(findings, 120);
   EXPECT_EQ(finding(findings, "gpu").verdict, FindingVerdict::unknown);
 }
 

@@ -219,7 +219,7 @@ TEST_F(HostFindings, OddContents) {
       test::write_file(path, odd);
       const Findings findings = look();
       EXPECT_GE(findings.size() + 1, subjects) << path << ": " << odd;
-      EXPECT_FALSE(findings_text(findings).empty());
+      EXPECT_FALSE(findings_text(findings, 120).empty());
       test::write_file(path, before);
     }
     for (const auto& path : paths) test::write_file(path, odd);
@@ -239,7 +239,7 @@ TEST_F(HostFindings, TextAndJson) {
                      .cost = "a tenth",
                      .mend = "do it"}};
   EXPECT_FALSE(any_wrong(findings));
-  EXPECT_EQ(findings_text(findings),
+  EXPECT_EQ(findings_text(findings, 120),
             "ok     first       x\n"
             "COSTS  the second  y\n"
             "            cost:  a tenth\n"
@@ -253,7 +253,7 @@ TEST_F(HostFindings, TextAndJson) {
   EXPECT_EQ(j.at("findings").at(1), nlohmann::json::parse(R"({"check": "b", "subject": "the second", "found": "y",
     "verdict": "costs", "cost": "a tenth", "mend": "do it"})"));
   findings[0].found = std::string(60, 'w') + " " + std::string(60, 'v') + "\x1b[31m";
-  const std::string text = findings_text(findings);
+  const std::string text = findings_text(findings, 120);
   EXPECT_NE(text.find("w\n" + std::string(19, ' ') + "v"), std::string::npos) << text;
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }

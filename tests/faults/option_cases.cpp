@@ -52,7 +52,7 @@ std::set<std::string> options_of(const Words& line, const fs::path& directory) {
   words.push_back("--help");
   const std::string help = run_program(words, directory).out;
   std::set<std::string> names;
-  const std::regex option(R"((?:^|\n)\s+--([a-z][a-z0-9_]*))");
+  const std::regex option(R"((?:^|\n)  --([a-z][a-z0-9_]*))");
   for (std::sregex_iterator i(help.begin(), help.end(), option), end; i != end; ++i) names.insert((*i)[1].str());
   return names;
 }

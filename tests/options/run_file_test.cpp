@@ -153,7 +153,8 @@ TEST(RunFile, WinsOverADeepSpeedFileAndNotOverTheCommandLine) {
 
 TEST(RunFile, RefusalsNameTheLine) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"lr: 2e-5\nlearning_rate: 1", "run.yaml:2: unknown option \"learning_rate\"; here it is lr"},
+      {"lr: 2e-5\nnum_epochs: 1", "run.yaml:2: unknown option \"num_epochs\"; here it is num_train_epochs"},
+      {"lr: 2e-5\nlearning_rate: 1", "run.yaml:2: learning_rate is there twice, in line 1 too"},
       {"batch_sise: 2", "run.yaml:1: unknown option \"batch_sise\"; did you mean batch_size?"},
       {"zzzzzzzzzzzzzzzz: 2", "run.yaml:1: unknown option \"zzzzzzzzzzzzzzzz\""},
       {"pin_memory: true",

@@ -2,10 +2,67 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <set>
+
+#include "base/error.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
+
+// Every option of transformers' TrainingArguments and TRL's configurations, and every argument of their trainers, by
+// the list that tests/fixtures/options/make_fixtures.py reads in their sources.
+TEST(TrainOptions, KnowTheOptionsOfTransformersAndTrl) {
+  std::ifstream names(test::fixtures() + "/options/transformers_trl.txt");
+  int count = 0;
+  for (std::string name; std::getline(names, name); ++count) {
+    const OptionTable<TrainOptions>& table = train_option_table();
+    if (table.find_given(name) != nullptr) continue;
+    std::string said;
+    try {
+      said = meant_option(table, name, "--");
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    EXPECT_TRUE(said.starts_with("; here it is --") || said.starts_with("there is no option --" + name + ": "))
+        << name << ": " << said;
+  }
+  EXPECT_GT(count, 150);
+}
+
+// Names of transformers that are taken, each for the option that it means.
+TEST(TrainOptions, HaveAliases) {
+  const std::pair<const char*, const char*> aliases[] = {{"learning_rate", "lr"},
+                                                         {"per_device_train_batch_size", "batch_size"},
+                                                         {"gradient_checkpointing", "activation_checkpointing"},
+                                                         {"warmup_ratio", "warmup"},
+                                                         {"logging_steps", "log_interval"},
+                                                         {"resume_from_checkpoint", "resume"},
+                                                         {"model_name_or_path", "model"},
+                                                         {"max_seq_length", "max_length"},
+                                                         {"evaluation_strategy", "eval_strategy"},
+                                                         {"deepspeed", "deepspeed_config"}};
+  for (const auto& [alias, name] : aliases) {
+    ASSERT_NE(train_option_table().find_given(alias), nullptr) << alias;
+    EXPECT_EQ(train_option_table().find_given(alias)->name, name);
+    EXPECT_EQ(train_option_table().find(alias), nullptr) << "a record or a DeepSpeed file has the option's own name";
+  }
+}
+
+TEST(TrainOptions, SayHowOthersValuesAreCalledHere) {
+  const auto error = [](const char* option, const char* value) {
+    try {
+      parse_value(train_option_table().at(option), value, std::string("--") + option);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(error("device", "gpu"), "--device: \"gpu\" is not one of auto, cpu, cuda; did you mean cuda?");
+  EXPECT_TRUE(error("dtype", "bfloat16").ends_with("; did you mean bf16?"));
+  EXPECT_TRUE(error("lr_scheduler", "constant_with_warmup").ends_with("; did you mean constant?"));
+}
 
 // A resumed run must agree with its checkpoint on these. Speed, place and reporting are not in it: results must not
 // depend on them.

@@ -78,7 +78,7 @@ TEST(Alternatives, OfEveryChoiceOneWasChosen) {
       EXPECT_GE(a.slower_seconds, 0.999 * chosen.slower_seconds - plan.estimate.device_update) << a.what;
     }
     EXPECT_EQ(std::count_if(all.begin(), all.end(), [](const Alternative& a) { return a.what.empty(); }), 0);
-    const std::string table = alternatives_table(all);
+    const std::string table = alternatives_table(all, 200);
     EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), std::ssize(all));
     expect_in(table, {"  > " + chosen.what, "chosen"});
   }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/quantities.h"
+#include "base/result_line.h"
 #include "offload/engine_report.h"
 #include "plan/machine/hardware.h"
 
@@ -118,36 +119,36 @@ void print(const StepReport& r) {
                gemm_rate = r.gemm_rate();
   const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
   const auto steps = std::ssize(m.seconds);
-  if (!r.frozen.empty()) fmt::print("{}\n", r.frozen);
-  fmt::print("step            {:.4f} s (median of {}; {:.4f} to {:.4f})\n", seconds, steps, *least, *most);
+  if (!r.frozen.empty()) print_text("{}\n", r.frozen);
+  print_text("step            {:.4f} s (median of {}; {:.4f} to {:.4f})\n", seconds, steps, *least, *most);
   if (r.plan.estimate)
-    fmt::print("expected        {:.4f} s, {:.4f} s of it waiting for the host\n", r.plan.estimate->seconds(),
+    print_text("expected        {:.4f} s, {:.4f} s of it waiting for the host\n", r.plan.estimate->seconds(),
                r.plan.estimate->exposed);
-  fmt::print("throughput      {:.1f} tokens/s{}\n", r.tokens_per_second(),
+  print_text("throughput      {:.1f} tokens/s{}\n", r.tokens_per_second(),
              r.ranks.size() > 1 ? fmt::format(" of {} ranks", r.ranks.size()) : "");
   for (std::size_t i = 0; i < r.ranks.size() && r.ranks.size() > 1; ++i)
-    fmt::print("  rank {:<3}      {:.1f} tokens/s, {:.4f} s a step, {:.4f} s of it waiting; peak host memory {}\n", i,
+    print_text("  rank {:<3}      {:.1f} tokens/s, {:.4f} s a step, {:.4f} s of it waiting; peak host memory {}\n", i,
                r.ranks[i].tokens_per_second(), r.ranks[i].seconds, r.ranks[i].waiting,
                format_bytes(static_cast<std::size_t>(r.ranks[i].host_bytes)));
-  fmt::print("model           {:.4g} TFLOP/s, {:.1f}% of the {:.4g} TFLOP/s of a large matrix product here\n",
+  print_text("model           {:.4g} TFLOP/s, {:.1f}% of the {:.4g} TFLOP/s of a large matrix product here\n",
              model_rate / 1e12, 100 * model_rate / gemm_rate, gemm_rate / 1e12);
-  fmt::print("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);
+  print_text("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);
   for (const PlannedFigure& figure : m.figures)
-    if (figure.name.ends_with("_bytes")) fmt::print("peak {}\n", describe(figure));
+    if (figure.name.ends_with("_bytes")) print_text("peak {}\n", describe(figure));
   if (!r.plain()) {
-    fmt::print("overlap         efficiency {:.3f}{}\n", m.steps.sum.overlap.efficiency(),
+    print_text("overlap         efficiency {:.3f}{}\n", m.steps.sum.overlap.efficiency(),
                r.plan.estimate ? fmt::format(", expected {:.3f}", r.plan.estimate->overlap().efficiency()) : "");
-    if (r.plan.estimate) fmt::print("expected of a step: {}\n", describe(r.plan.estimate->overlap()));
-    fmt::print("measured of a step, {} of {} clipped: {}\n", m.counters.clipped_steps, steps,
+    if (r.plan.estimate) print_text("expected of a step: {}\n", describe(r.plan.estimate->overlap()));
+    print_text("measured of a step, {} of {} clipped: {}\n", m.counters.clipped_steps, steps,
                describe(m.steps.sum.overlap, static_cast<double>(m.steps.steps)));
-    if (const std::string schedule = describe_schedule(m.counters); !schedule.empty()) fmt::print("{}\n", schedule);
+    if (const std::string schedule = describe_schedule(m.counters); !schedule.empty()) print_text("{}\n", schedule);
   }
-  fmt::print("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last.loss);
+  print_text("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last.loss);
   if (m.time)
-    fmt::print("where the time of two more steps went ({:.4f} s while traced):\n{}", m.time->seconds,
+    print_text("where the time of two more steps went ({:.4f} s while traced):\n{}", m.time->seconds,
                time_table(*m.time, 12));
-  for (const std::string& remark : m.remarks) fmt::print("{}\n", remark);
-  if (!r.trace.empty()) fmt::print("wrote {}\n", r.trace);
+  for (const std::string& remark : m.remarks) print_text("{}\n", remark);
+  if (!r.trace.empty()) print_text("wrote {}\n", r.trace);
 }
 
 }  // namespace so

@@ -67,13 +67,14 @@ std::string subcommand_name(const Command& command) {
   return name;
 }
 
-// Brings a command's arguments to the one form "--name value": an option that may stand alone gets its value, and an
-// option whose value is missing is refused here, since CLI11 would take the next option for it ("--model --data x",
+// Brings a command's arguments to the one form "--name value": an alias becomes the name, an option that may stand
+// alone gets its value, and an option whose value is missing is refused here, since CLI11 would take the next option
+// for it ("--model --data x",
 // "--prompt= --json").
 std::vector<std::string> normalized(const std::vector<std::string>& arguments, const Command& command) {
   const auto spec_of = [&](const std::string& word) -> const OptionSpec* {
     if (word.rfind("--", 0) != 0) return nullptr;
-    const OptionSpec* spec = command.rows->find(std::string_view(word).substr(2));
+    const OptionSpec* spec = command.rows->find_given(std::string_view(word).substr(2));
     return spec != nullptr && !spec->is_file_only ? spec : nullptr;
   };
   std::vector<std::string> out;
@@ -95,8 +96,8 @@ std::vector<std::string> normalized(const std::vector<std::string>& arguments, c
       out.insert(out.end(), {"--" + std::string(command.bare), word});
       continue;
     }
-    out.push_back(word);
     const OptionSpec* spec = spec_of(word);
+    out.push_back(spec == nullptr ? word : "--" + spec->name);
     if (spec == nullptr) continue;
     const bool last = i + 1 == arguments.size();
     if (spec->bare_value && (last || arguments[i + 1].rfind("--", 0) == 0)) {

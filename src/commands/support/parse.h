@@ -33,10 +33,17 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
 // argv[0] is the program's name.
 ParsedCommand parse_command_line(int argc, const char* const* argv, int ranks = 1);
 
-std::string usage(const Command& command);         // "superoffload train --model DIR --data FILE ... [options]"
-std::string command_help(const Command& command);  // superoffload COMMAND --help
-std::string group_help(std::string_view first);    // superoffload bench --help; empty if no commands begin so
-std::string program_help();                        // superoffload --help
-std::string program_version();                     // superoffload --version
+// Columns of the terminal behind standard output, 120 at most, or 80 where there is none: what the texts below fit.
+std::size_t help_columns();
+
+std::string usage(const Command& command);  // "superoffload train --model DIR --data FILE ... [options]"
+// superoffload COMMAND --help
+std::string command_help(const Command& command, std::size_t columns = help_columns());
+// superoffload bench --help; empty if no commands begin so
+std::string group_help(std::string_view first, std::size_t columns = help_columns());
+std::string program_help(std::size_t columns = help_columns());  // superoffload --help
+// A command line as a shell takes it, in lines of at most `columns` where its words permit.
+std::string example_lines(std::string_view example, std::size_t columns, std::string_view indent = "");
+std::string program_version();  // superoffload --version
 
 }  // namespace so

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/terminal.h"
 #include "commands/support/parse.h"
 
 namespace so {
@@ -130,8 +131,8 @@ std::string roff_option(const OptionSpec& spec) {
 }
 
 std::string roff_command(const Command& command) {
-  std::string out =
-      fmt::format(".SS {}\n{}.PP\n{}", roff(command.name), roff_lines(usage(command)), roff_lines(command.details));
+  std::string out = fmt::format(".SS {}\n{}.PP\n{}", roff(command.name), roff_lines(usage(command)),
+                                roff_lines(filled(command.details, 78)));
   std::string group;
   for (const OptionSpec& spec : command.rows->specs()) {
     if (spec.group != group) out += fmt::format(".PP\n{}:\n", roff(spec.group));
@@ -139,7 +140,7 @@ std::string roff_command(const Command& command) {
     out += roff_option(spec);
   }
   out += ".PP\nExamples:\n.nf\n";
-  for (const std::string_view example : command.examples) out += roff(example) + "\n";
+  for (const std::string_view example : command.examples) out += roff(example_lines(example, 78));
   return out + ".fi\n";
 }
 
@@ -240,7 +241,7 @@ std::string manual_page() {
       ".TH SUPEROFFLOAD 1 \"\" \"superoffload {}\" \"User Commands\"\n.SH NAME\nsuperoffload \\- full\\-parameter "
       "fine\\-tuning of Hugging Face language models\n.SH SYNOPSIS\n.B superoffload\n.I COMMAND\n[options]\n",
       roff(SO_VERSION));
-  out += ".SH DESCRIPTION\n" + roff_lines(program_help()) + ".SH COMMANDS\n";
+  out += ".SH DESCRIPTION\n" + roff_lines(program_help(78)) + ".SH COMMANDS\n";
   for (const Command& command : all_commands()) out += roff_command(command);
   return out;
 }

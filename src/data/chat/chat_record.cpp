@@ -106,6 +106,7 @@ void check_message(const dom::object& message, const std::string& where) {
 struct Foreign {
   std::vector<std::string_view> keys;  // that such a record has
   std::string_view filter;             // of jq, which makes a known record of it
+  std::string_view remark = "convert the file";
 };
 
 const std::vector<Foreign>& foreign_records() {
@@ -120,7 +121,9 @@ const std::vector<Foreign>& foreign_records() {
       {{"instruction", "completion"}, "{instruction, output: .completion}"},
       {{"chosen", "rejected"},
        "{messages: (if .chosen | type == \"array\" then .chosen else [{role: \"user\", content: .prompt}, "
-       "{role: \"assistant\", content: .chosen}] end)}"},
+       "{role: \"assistant\", content: .chosen}] end)}",
+       "these are preferences, and there is no preference training (DPO, ORPO) here. To train on the chosen answers "
+       "alone, as on any others, convert the file"},
       {{"prompt", "response"}, "{prompt, completion: .response}"},
       {{"prompt", "answer"}, "{prompt, completion: .answer}"},
       {{"prompt", "output"}, "{prompt, completion: .output}"},
@@ -187,7 +190,7 @@ std::string conversion_hint(const dom::object& record, std::string_view file_nam
     const bool has_all = std::all_of(foreign.keys.begin(), foreign.keys.end(),
                                      [&](std::string_view key) { return find(record, key).has_value(); });
     if (has_all)
-      return fmt::format("; convert the file: jq -c '{}{}' {} > converted.jsonl", in_array ? ".[] | " : "",
+      return fmt::format("; {}: jq -c '{}{}' {} > converted.jsonl", foreign.remark, in_array ? ".[] | " : "",
                          foreign.filter, printable(file_name));
   }
   return {};

@@ -103,7 +103,9 @@ class CpuDevice final : public Device {
   DeviceKind kind() const override { return DeviceKind::cpu; }
   int index() const override { return index_; }
   void make_current() override { current_index = index_; }
-  std::string name() const override { return fmt::format("CPU, {} threads", pool_.size()); }
+  std::string name() const override {
+    return fmt::format("CPU, {} thread{}", pool_.size(), pool_.size() == 1 ? "" : "s");
+  }
   bool backed() const override { return true; }
   std::unique_ptr<Stream> create_stream(std::string name) override {
     return std::make_unique<CpuStream>(*this, pool_, std::move(name));

@@ -206,14 +206,19 @@ std::string why_not(const Alternative& a, const Alternative& chosen) {
   return "no quicker";
 }
 
-std::string alternatives_table(std::span<const Alternative> all) {
+std::string alternatives_table(std::span<const Alternative> all, std::size_t columns) {
+  // Beside each other where that leaves the reason a place, else below.
+  constexpr std::size_t figures = 46, reason = 24;
   std::size_t width = 0;
   for (const Alternative& a : all) width = std::max(width, a.what.size());
   const auto chosen = std::find_if(all.begin(), all.end(), [](const Alternative& a) { return a.chosen; });
   SO_CHECK(all.empty() || chosen != all.end(), "none of {} alternatives was chosen", all.size());
+  const bool below = width + figures + reason > columns;
   std::string text;
   for (const Alternative& a : all) {
-    text += fmt::format("  {} {:<{}}  {:8.3f} s", a.chosen ? ">" : " ", a.what, width, a.seconds);
+    text += below ? fmt::format("  {} {}\n     ", a.chosen ? ">" : " ", a.what)
+                  : fmt::format("  {} {:<{}}", a.chosen ? ">" : " ", a.what, width);
+    text += fmt::format("  {:8.3f} s", a.seconds);
     if (a.device_bytes > 0)
       text += fmt::format("  {:>9} device  {:>9} host", format_bytes(a.device_bytes), format_bytes(a.host_bytes));
     text += a.chosen ? "  chosen\n" : "  " + why_not(a, *chosen) + "\n";

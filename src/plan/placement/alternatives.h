@@ -34,8 +34,8 @@ std::vector<Alternative> alternatives(const PlacementInputs& inputs, const Place
                                       const std::function<std::string(std::int64_t keep)>& describe_keep,
                                       const PlacementInputs* other_cast);
 
-// A line each: what, its step, its memory, and why it lost. "  > " marks the chosen one.
-std::string alternatives_table(std::span<const Alternative> alternatives);
+// A line each, or two where `columns` are few: what, its step, its memory, why it lost. "  > " marks the chosen one.
+std::string alternatives_table(std::span<const Alternative> alternatives, std::size_t columns);
 // Why an alternative was not chosen: "does not fit: 3.1 GB of device memory short", "0.012 s slower". A quicker one
 // lost because it was not asked for, is slower on a slower host, or is quicker only since the device runs less AdamW.
 std::string why_not(const Alternative& alternative, const Alternative& chosen);
