@@ -33,6 +33,7 @@
 #include "plan/machine/measure.h"
 #include "plan/machine/rank_rates.h"
 #include "plan/machine/rank_share.h"
+#include "plan/measure_units.h"
 #include "plan/plan_comparison.h"
 #include "plan/refusal.h"
 #include "plan/row_step.h"
@@ -135,6 +136,9 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
   share_machine(ranks, machine, seat.gpu_ranks);
   if (ranks.size() > 1)
     use_rates_of_ranks(machine, runtime, formats, {.fresh = true, .keep = false}, ranks, seat.collectives);
+  if (!options.no_optimizer)
+    machine.unit_factors =
+        measure_units(machine, runtime, spec, formats, row_shape({request, caps}), !request.deterministic, ranks);
   PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::random, row_shape}, request,
                                         *find_command("bench step")->rows);
   question.host_ranks = ranks.place().local_size;

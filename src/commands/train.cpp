@@ -41,6 +41,7 @@
 #include "plan/learned_rates.h"
 #include "plan/machine/rank_rates.h"
 #include "plan/machine/rank_share.h"
+#include "plan/measure_units.h"
 #include "plan/output_space.h"
 #include "plan/plan_comparison.h"
 #include "plan/plan_review.h"
@@ -423,6 +424,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   PlanningMachine machine = asked.machine_now();
   use_rates_of_ranks(machine, asked.runtime, asked.formats,
                      {.fresh = options.profile == ProfileUse::fresh, .keep = writes}, ranks, asked.seat.collectives);
+  machine.unit_factors = measure_units(machine, asked.runtime, spec, asked.formats, shape({asked.request, asked.caps}),
+                                       !asked.request.deterministic, ranks);
   TrainingPlan plan;
   together(ranks, [&] {
     plan = plan_or_refuse(asked.ask(machine, shape));

@@ -66,6 +66,7 @@ struct LayerSpec {
   std::int64_t window = 0;  // keys a query sees, its own included; 0: all before it
   bool experts = false;
   LayerRotation rotation = LayerRotation::global;
+  bool operator==(const LayerSpec&) const = default;
 };
 
 struct DecoderSpec {

@@ -78,7 +78,7 @@ void expect_add_gradient(const Tensor& dw, const Tensor& sum) {
            name_of(sum.dtype()), shape_string(sum.shape()), shape_string(dw.shape()));
 }
 
-void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& a, DType logits) {
+void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& a, const OpsMemory& memory) {
   SO_CHECK(a.hidden.rank() == 2 && a.weight.rank() == 2 && a.hidden.dim(1) == a.weight.dim(1),
            "linear_cross_entropy: hidden {}, weight {}", shape_string(a.hidden.shape()),
            shape_string(a.weight.shape()));
@@ -90,8 +90,8 @@ void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& a, DType logits)
            name_of(a.targets.dtype()), shape_string(a.targets.shape()), shape.tokens);
   SO_CHECK(a.losses.dtype() == DType::f32 && a.losses.size() == shape.tokens, "losses {} {} for {} rows",
            name_of(a.losses.dtype()), shape_string(a.losses.shape()), shape.tokens);
-  SO_CHECK(a.workspace.dtype() == logits && a.workspace.rank() == 2 && a.workspace.dim(0) > 0 &&
-               a.workspace.dim(1) == shape.vocabulary,
+  SO_CHECK(a.workspace.dtype() == memory.logits_dtype(type) && a.workspace.rank() == 2 && a.workspace.dim(0) > 0 &&
+               a.workspace.dim(1) == memory.logits_stride(shape.vocabulary),
            "workspace {} {} for a vocabulary of {}", name_of(a.workspace.dtype()), shape_string(a.workspace.shape()),
            shape.vocabulary);
   SO_CHECK(a.label_smoothing >= 0 && a.label_smoothing <= 1, "label smoothing of {}", a.label_smoothing);

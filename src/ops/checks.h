@@ -40,6 +40,6 @@ void expect_add_scaled(const Tensor& out, const Tensor& x, const Tensor& delta);
 void expect_add_gradient(const Tensor& dw, const Tensor& sum);
 
 // Checks what Ops states of the arguments, for a backend that keeps its logits in `logits`.
-void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& args, DType logits);
+void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& args, const OpsMemory& memory);
 
 }  // namespace so

@@ -122,8 +122,10 @@ class OpsMemory {
   virtual std::size_t attention_grad(const AttentionSize&) const = 0;
   // With more than the least, attention_grad() may do more at a time; what goes beyond this is of no use.
   virtual std::size_t attention_grad_most(const AttentionSize&) const = 0;
-  // The dtype in which linear_cross_entropy() keeps its logits, given T.
+  // The dtype in which linear_cross_entropy() keeps its logits, given T, and the elements from a row of them to the
+  // next.
   virtual DType logits_dtype(DType activations) const = 0;
+  virtual std::int64_t logits_stride(std::int64_t vocabulary) const = 0;
 };
 
 class Ops {
@@ -290,7 +292,7 @@ class Ops {
     Tensor dweight;  // f32 or T [V, H]
     Accumulate dweight_mode = Accumulate::overwrite;
     float grad_scale = 0;
-    Tensor workspace;  // logits_dtype(T) [C, V]: C rows are done at a time
+    Tensor workspace;  // logits_dtype(T) [C, logits_stride(V)]: C rows are done at a time
     // Both or neither: the rows that have a target, i32 [M], ascending, and room to gather them in, T [N, H]. Masked
     // rows then cost nothing on a GPU; the CPU finds them by itself.
     Tensor rows, gathered;

@@ -62,6 +62,7 @@ class CpuOpsMemory final : public OpsMemory {
   std::size_t attention_grad(const AttentionSize&) const override { return 0; }
   std::size_t attention_grad_most(const AttentionSize&) const override { return 0; }
   DType logits_dtype(DType) const override { return DType::f32; }
+  std::int64_t logits_stride(std::int64_t vocabulary) const override { return vocabulary; }
 };
 
 class CudaOpsMemory final : public OpsMemory {
@@ -72,6 +73,7 @@ class CudaOpsMemory final : public OpsMemory {
   std::size_t attention_grad_most(const AttentionSize& size) const override;
   // Matrix units want the gradient of the logits in T, which overwrites them.
   DType logits_dtype(DType activations) const override { return activations; }
+  std::int64_t logits_stride(std::int64_t vocabulary) const override { return round_up_to(vocabulary, gemm_multiple); }
 };
 
 std::size_t CudaOpsMemory::attention(const AttentionSize& size) const {

@@ -5,6 +5,7 @@
 
 #include "base/quantities.h"
 #include "offload/memory/optimizer_state.h"
+#include "optim/engine_ops.h"
 #include "plan/placement/more_on_host.h"
 #include "plan/placement/unit_work.h"
 
@@ -118,6 +119,10 @@ void TrainingPlacement::set_units() {
   const std::vector<UnitBackward> backward = unit_backward(q_.spec, q_.layout);
   inputs_.units = unit_work(q_.spec, documents, plan_.engine.formats.activations, measured_.efficiencies, backward,
                             plan_.shape.sequence);
+  for (const ActivationChoice& choice : choices_)
+    inputs_.keeps.push_back(recomputation(q_.spec, choice.keep, documents, plan_.engine.formats.activations,
+                                          measured_.efficiencies, backward, choice.tile_rows, plan_.shape.sequence));
+  apply_unit_factors();
   inputs_.first_trained_unit = q_.layout.first_trained_unit();
   for (int unit = 0; unit < q_.layout.units(); ++unit) {
     UnitWork& work = inputs_.units[static_cast<std::size_t>(unit)];
@@ -129,12 +134,26 @@ void TrainingPlacement::set_units() {
         static_cast<double>(work.elements) * static_cast<double>(size_of(plan_.engine.formats.gradients));
     const auto parameters =
         q_.layout.parameters().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
-    work.backward_kernels += 2.0 * static_cast<double>(std::count_if(parameters.begin(), parameters.end(),
-                                                                     [](const Parameter& p) { return p.trained; }));
+    const auto trained =
+        std::count_if(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.trained; });
+    constexpr auto at_a_time = static_cast<std::ptrdiff_t>(EngineOps::stats_at_a_time);
+    work.backward_kernels += 2.0 * static_cast<double>((trained + at_a_time - 1) / at_a_time);
   }
-  for (const ActivationChoice& choice : choices_)
-    inputs_.keeps.push_back(recomputation(q_.spec, choice.keep, documents, plan_.engine.formats.activations,
-                                          measured_.efficiencies, backward, choice.tile_rows, plan_.shape.sequence));
+}
+
+void TrainingPlacement::apply_unit_factors() {
+  const std::vector<UnitFactor>& factors = q_.machine.unit_factors;
+  if (factors.empty()) return;
+  for (std::size_t u = 0; u < inputs_.units.size(); ++u) {
+    const UnitFactor& factor = factors.at(u);
+    UnitWork& work = inputs_.units[u];
+    for (double* part : {&work.forward_flops, &work.forward_bytes, &work.forward_kernels}) *part *= factor.forward;
+    for (double* part : {&work.backward_flops, &work.backward_bytes, &work.backward_kernels}) *part *= factor.backward;
+    for (Recomputation& again : inputs_.keeps) {  // what backward has again is the forward pass's
+      again.flops[u] *= factor.forward;
+      again.device_bytes[u] *= factor.forward;
+    }
+  }
 }
 
 void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
@@ -396,6 +415,9 @@ void TrainingPlacement::explain(const Placement& chosen) {
 void TrainingPlacement::say(const Placement& chosen) {
   const auto add = [&](std::string reason) { plan_.reasons.push_back(std::move(reason)); };
   add(fmt::format("{}: {}", q_.machine.rates_origin, describe_rates(measured_)));
+  if (const double share = product_share(q_.spec, plan_.engine.formats.activations, measured_.efficiencies); share < 1)
+    add(fmt::format("matrix products run at about {:.0f}% of the GPU's rate: sizes of this model's layers are {}",
+                    100 * share, share == measured_.efficiencies.odd_products ? "odd" : "no multiples of 8"));
   add("optimizer state: " + chosen.why_split);
   const bool any_on_host = host_elements(chosen.run) > 0;
   if (any_on_host && plan_.engine.formats.weights == DType::bf16)

@@ -53,6 +53,8 @@ class TrainingPlacement {
  private:
   void set_bucket_of_ranks();
   void set_units();
+  // Multiplies the units' work by what was measured of this model (PlanningMachine::unit_factors).
+  void apply_unit_factors();
   void set_cast(PlacementInputs& inputs, CastSide side) const;
   void set_sizes();
   void set_budgets();

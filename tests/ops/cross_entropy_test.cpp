@@ -5,6 +5,7 @@
 
 #include "ops/arrays.h"
 #include "ops/checks.h"
+#include "ops/ops_memory.h"
 #include "support/rig.h"
 
 namespace so::cross_entropy_test {
@@ -75,13 +76,13 @@ struct Problem {
     if (path) {
       ThreadPool pool = make_pool(threads);
       const Ops::LinearCrossEntropy a = args(backward);
-      expect_linear_cross_entropy(a, DType::f32);
+      expect_linear_cross_entropy(a, cpu_ops_memory());
       return linear_cross_entropy(pool, a, *path);
     }
     test::Rig rig(threads);
     Stream& stream = rig.stream();
     logits = rig.ops().memory().logits_dtype(type);
-    Array space = Array::filled(logits, {c.chunk, c.vocabulary}, NAN);
+    Array space = Array::filled(logits, {c.chunk, rig.ops().memory().logits_stride(c.vocabulary)}, NAN);
     Mirror h(stream, hidden), w(stream, weight), t(stream, targets), l(stream, losses), dh(stream, dhidden),
         dw(stream, dweight), s(stream, space);
     Ops::LinearCrossEntropy a = args(backward);
@@ -304,16 +305,16 @@ TEST(LinearCrossEntropy, WrongArgumentsAreRefused) {
   Problem p(cases[1], DType::f32, DType::f32, Accumulate::overwrite);
   Ops::LinearCrossEntropy a = p.args(true);
   a.dweight = {};
-  expect_linear_cross_entropy(a, DType::f32);  // of a frozen weight
+  expect_linear_cross_entropy(a, cpu_ops_memory());  // of a frozen weight
   a = p.args(true);
   a.dhidden = {};
-  EXPECT_THROW(expect_linear_cross_entropy(a, DType::f32), Bug);
+  EXPECT_THROW(expect_linear_cross_entropy(a, cpu_ops_memory()), Bug);
   a = p.args(true);
   a.workspace = p.hidden.tensor();
-  EXPECT_THROW(expect_linear_cross_entropy(a, DType::f32), Bug);
+  EXPECT_THROW(expect_linear_cross_entropy(a, cpu_ops_memory()), Bug);
   a = p.args(true);
   a.targets = p.losses.tensor();
-  EXPECT_THROW(expect_linear_cross_entropy(a, DType::f32), Bug);
+  EXPECT_THROW(expect_linear_cross_entropy(a, cpu_ops_memory()), Bug);
   if (test::on_gpu()) return;  // there a target beyond the vocabulary ends the program
   Array beyond = Array::of(std::vector<std::int32_t>(static_cast<std::size_t>(p.c.tokens), 129));
   a = p.args(true);

@@ -57,6 +57,26 @@ INSTANTIATE_TEST_SUITE_P(H200, UnitWorkMeasured,
                            return name;
                          });
 
+TEST(UnitWork, SizesThatTheMatrixUnitsDoNotTakeCostWhatTheyDo) {
+  const Efficiencies& reached = h200_efficiencies();
+  const DecoderSpec even = preset_spec("qwen3-4b");
+  const auto products = [&](const DecoderSpec& spec, DType type) {
+    return layer_of(unit_work(spec, rows(1, 128), type, reached), 0).forward_flops;
+  };
+  DecoderSpec odd = even, unaligned = even, more_words = even;
+  odd.intermediate += 1;
+  unaligned.intermediate += 2;
+  more_words.vocab += 1;
+  EXPECT_EQ(product_share(even, DType::bf16, reached), 1);
+  EXPECT_EQ(product_share(more_words, DType::bf16, reached), 1) << "rows of logits are aligned";
+  EXPECT_EQ(product_share(odd, DType::bf16, reached), reached.odd_products);
+  EXPECT_EQ(product_share(unaligned, DType::bf16, reached), reached.unaligned_products);
+  EXPECT_EQ(product_share(odd, DType::f32, reached), 1) << "the matrix units take no part";
+  EXPECT_NEAR(products(odd, DType::bf16) / products(even, DType::bf16), 1 / reached.odd_products, 0.3)
+      << "but for attention";
+  EXPECT_NEAR(products(odd, DType::f32) / products(even, DType::f32), 1, 0.01);
+}
+
 TEST(UnitWork, HasAllTheFlopsOfADenseModelAndMore) {
   const DecoderSpec spec = preset_spec("llama-3.1-8b");
   const std::vector<std::int32_t> documents = rows(2, 1000);

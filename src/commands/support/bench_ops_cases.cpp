@@ -348,7 +348,8 @@ class LayerCases final : public Cases {
           args.dweight = m.random(t_, {s_.vocab, s_.hidden});
           args.grad_scale = 1.0f / static_cast<float>(n_);
           args.workspace =
-              m.random(ops_.memory().logits_dtype(t_), {std::min(n_, choose_loss_chunk(backend_, s_.vocab)), s_.vocab});
+              m.random(ops_.memory().logits_dtype(t_),
+                       {std::min(n_, choose_loss_chunk(backend_, s_.vocab)), ops_.memory().logits_stride(s_.vocab)});
           return Call{[=](Ops& ops, Stream& stream) { ops.linear_cross_entropy(stream, args); }};
         });
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "commands/support/random_model.h"
+#include "model/random_weights.h"
 #include "offload/memory/device_weights.h"
 #include "offload/memory/unit_array.h"
 

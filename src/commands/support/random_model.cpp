@@ -6,17 +6,12 @@
 #include "base/normal_draw.h"
 #include "data/example.h"
 #include "model/initialize.h"
+#include "model/random_weights.h"
 
 namespace so {
 namespace {
 
 constexpr std::uint64_t weight_seed = 1;
-
-std::vector<float> vector_of(const DecoderSpec& spec, const Parameter& parameter) {
-  std::vector<float> values(static_cast<std::size_t>(parameter.size()));
-  initialize(spec, parameter, weight_seed, 0, values);
-  return values;
-}
 
 // Has mean 0 and deviation 1: it is the sum of four uniform numbers of 16 bits, from one draw, without a logarithm.
 float nearly_normal(std::uint64_t counter) {
@@ -28,36 +23,13 @@ float nearly_normal(std::uint64_t counter) {
 
 }  // namespace
 
-void randomize(DeviceWeights& weights, const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops,
-               Stream& stream) {
-  const auto range = static_cast<float>(spec.initializer_range);
-  for (int p = 0; p < layout.count(); ++p) {
-    const Parameter& parameter = layout.parameter(p);
-    if (drawn(parameter)) {
-      ops.random_normal(stream, weights.weight(p), mix_counter(weight_seed ^ mix_counter(static_cast<unsigned>(p))),
-                        range);
-      continue;
-    }
-    const std::vector<float> values = vector_of(spec, parameter);
-    std::vector<bf16> narrow(values.size());
-    std::transform(values.begin(), values.end(), narrow.begin(), [](float x) { return bf16(x); });
-    const Tensor to = weights.weight(p);
-    stream.copy(to.data(),
-                weights.dtype() == DType::f32 ? static_cast<const void*>(values.data())
-                                              : static_cast<const void*>(narrow.data()),
-                to.bytes());
-    stream.synchronize();  // the values leave scope
-  }
-  stream.synchronize();
-}
-
 void randomize(OffloadEngine& engine, const DecoderSpec& spec, ThreadPool& pool, Stream& stream) {
   const ParameterLayout& layout = engine.layout();
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
     const Range range = layout.range(p);
     if (!drawn(parameter)) {
-      const std::vector<float> values = vector_of(spec, parameter);
+      const std::vector<float> values = undrawn_values(spec, parameter);
       engine.write_state(StateArray::master, range, [&](std::int64_t begin, std::span<float> to) {
         std::copy_n(values.begin() + (begin - range.begin), to.size(), to.begin());
       });

@@ -43,8 +43,9 @@ Ops::LinearCrossEntropy OutputHead::loss_call(const DecoderPass& pass, Tensor no
 
 Tensor OutputHead::acquire_logits_chunk(const DecoderPass& pass) const {
   const std::int64_t rows = std::min(pass.tokens(), context_.settings.loss_chunk_rows);
-  return pass.arena.acquire("logits chunk", context_.ops.memory().logits_dtype(context_.activations()),
-                            {rows, context_.spec.vocab});
+  const OpsMemory& memory = context_.ops.memory();
+  return pass.arena.acquire("logits chunk", memory.logits_dtype(context_.activations()),
+                            {rows, memory.logits_stride(context_.spec.vocab)});
 }
 
 void OutputHead::loss(const DecoderPass& pass, Tensor normed, Tensor gathered, Tensor losses) const {

@@ -200,7 +200,7 @@ void linear_cross_entropy(ThreadPool& pool, const Ops::LinearCrossEntropy& a, Bf
 }
 
 void CpuOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& args) {
-  expect_linear_cross_entropy(args, DType::f32);
+  expect_linear_cross_entropy(args, memory());
   cpu(stream).enqueue("linear_cross_entropy", WorkCategory::matrix_products,
                       [args, &pool = cpu(stream).pool()] { so::linear_cross_entropy(pool, args); });
 }

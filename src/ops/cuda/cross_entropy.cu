@@ -3,7 +3,9 @@
 //
 // A row of logits is read twice, once for its log-sum-exp and once to write the gradient over it; between the two it
 // stays in the L2 cache (132 blocks x 300 KB at a vocabulary of 151,936), so the device's memory sees one read and one
-// write. Logits are bf16 when T is, as in PyTorch; sums are fp32 and losses are exact to that rounding.
+// write. Logits are bf16 when T is, as in PyTorch; sums are fp32 and losses are exact to that rounding. Rows of logits
+// lie OpsMemory::logits_stride() apart, so that a vocabulary of any size has aligned rows; what lies between the end of
+// the vocabulary and the next row is never read as a logit.
 #include <algorithm>
 
 #include "device/cuda/kernel.h"
@@ -43,12 +45,12 @@ __device__ inline Sum warp_join(Sum x) {
 // weight is spread over the vocabulary.
 template <class T, int N, bool BACKWARD, bool SMOOTH>
 __global__ void __launch_bounds__(threads)
-    loss_kernel(float* losses, T* logits, const std::int32_t* targets, const std::int32_t* rows,
+    loss_kernel(float* losses, T* logits, const std::int32_t* targets, const std::int32_t* rows, std::int64_t stride,
                 std::int64_t vocabulary, float grad_scale, float smoothing) {
   __shared__ Sum shared[threads / warp];
   __shared__ float logit_sums[threads / warp];
   __shared__ float target_logit;
-  T* row = logits + blockIdx.x * vocabulary;
+  T* row = logits + blockIdx.x * stride;
   const std::int64_t n = rows ? rows[blockIdx.x] : blockIdx.x;
   const std::int32_t target = targets[n];
   if (target >= vocabulary) __trap();
@@ -67,12 +69,18 @@ __global__ void __launch_bounds__(threads)
   for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * N; i < vocabulary; i += threads * N) {
     float x[N], largest = -INFINITY, sum = 0;
     load<N>(x, row + i);
-#pragma unroll
-    for (int j = 0; j < N; ++j) largest = fmaxf(largest, x[j]);
     if constexpr (SMOOTH) {
 #pragma unroll
-      for (int j = 0; j < N; ++j) logit_sum += x[j];
+      for (int j = 0; j < N; ++j)
+        if (i + j < vocabulary) logit_sum += x[j];
     }
+    if (i + N > vocabulary) {
+#pragma unroll
+      for (int j = 0; j < N; ++j)
+        if (i + j >= vocabulary) x[j] = -INFINITY;
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) largest = fmaxf(largest, x[j]);
     largest = fmaxf(largest, mine.largest);
 #pragma unroll
     for (int j = 0; j < N; ++j) sum += exponential<T>(x[j] - largest);
@@ -118,13 +126,13 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class T, int N>
-void launch_loss(cudaStream_t on, float* losses, Tensor logits, const std::int32_t* targets, const std::int32_t* rows,
-                 bool backward, float grad_scale, float smoothing) {
+void launch_loss(cudaStream_t on, float* losses, Tensor logits, std::int64_t vocabulary, const std::int32_t* targets,
+                 const std::int32_t* rows, bool backward, float grad_scale, float smoothing) {
   const auto plain = backward ? loss_kernel<T, N, true, false> : loss_kernel<T, N, false, false>;
   const auto smooth = backward ? loss_kernel<T, N, true, true> : loss_kernel<T, N, false, true>;
   const auto kernel = smoothing > 0 ? smooth : plain;
   kernel<<<blocks_for(logits.dim(0), 1), threads, 0, on>>>(losses, static_cast<T*>(logits.data()), targets, rows,
-                                                           logits.dim(1), grad_scale, smoothing);
+                                                           logits.dim(1), vocabulary, grad_scale, smoothing);
   SO_CUDA_LAUNCHED("linear_cross_entropy");
 }
 
@@ -135,7 +143,7 @@ constexpr double gather_share = 0.95;
 
 void CudaOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& a) {
   const DType type = a.hidden.dtype();
-  expect_linear_cross_entropy(a, memory().logits_dtype(type));
+  expect_linear_cross_entropy(a, memory());
   const cudaStream_t on = enter(stream);
   const std::int64_t tokens = a.hidden.dim(0), hidden = a.hidden.dim(1), vocabulary = a.weight.dim(0);
   const bool backward = static_cast<bool>(a.dhidden);
@@ -154,20 +162,42 @@ void CudaOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& a) 
   for (std::int64_t begin = 0; begin < count; begin += a.workspace.dim(0)) {
     const std::int64_t rows = std::min(a.workspace.dim(0), count - begin);
     const Tensor logits = a.workspace.rows(0, rows), chunk = x.rows(begin, rows);
-    gemm_->run(on, {logits, chunk, a.weight, Tensor(), false, true, rows, vocabulary, hidden, Accumulate::overwrite});
+    const std::int64_t stride = logits.dim(1);
+    gemm_->run(on, {.out = logits,
+                    .a = chunk,
+                    .b = a.weight,
+                    .transpose_b = true,
+                    .rows = rows,
+                    .columns = vocabulary,
+                    .inner = hidden,
+                    .out_stride = stride});
     const std::int32_t* indices = gather ? a.rows.as<std::int32_t>() + begin : nullptr;
     const std::int64_t first = gather ? 0 : begin;
     with_type(type, [&]<class T> {
       constexpr int N = pack_size<T>;
-      const bool packs = rows_aligned<T, N>(vocabulary, static_cast<const T*>(logits.data()));
+      const bool packs = rows_aligned<T, N>(stride, static_cast<const T*>(logits.data()));
       const auto launch = packs ? launch_loss<T, N> : launch_loss<T, 1>;
-      launch(on, a.losses.as<float>() + first, logits, a.targets.as<std::int32_t>() + first, indices, backward,
-             a.grad_scale, a.label_smoothing);
+      launch(on, a.losses.as<float>() + first, logits, vocabulary, a.targets.as<std::int32_t>() + first, indices,
+             backward, a.grad_scale, a.label_smoothing);
     });
     if (!backward) continue;
-    if (a.dweight) gemm_->run(on, {a.dweight, logits, chunk, Tensor(), true, false, vocabulary, hidden, rows, mode});
-    gemm_->run(on, {dx.rows(begin, rows), logits, a.weight, Tensor(), false, false, rows, hidden, vocabulary,
-                    Accumulate::overwrite});
+    if (a.dweight)
+      gemm_->run(on, {.out = a.dweight,
+                      .a = logits,
+                      .b = chunk,
+                      .transpose_a = true,
+                      .rows = vocabulary,
+                      .columns = hidden,
+                      .inner = rows,
+                      .mode = mode,
+                      .a_stride = stride});
+    gemm_->run(on, {.out = dx.rows(begin, rows),
+                    .a = logits,
+                    .b = a.weight,
+                    .rows = rows,
+                    .columns = hidden,
+                    .inner = vocabulary,
+                    .a_stride = stride});
     mode = Accumulate::add;
   }
   if (!gather || !backward) return;

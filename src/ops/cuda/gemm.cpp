@@ -9,6 +9,7 @@
 #include "ops/checks.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/ops_memory.h"
 
 namespace so {
 namespace {
@@ -75,13 +76,14 @@ CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.bias.dtype()));
   }
-  const auto layout = [](cublasLtMatrixLayout_t& to, DType dtype, std::int64_t rows, std::int64_t columns) {
+  const auto layout = [](cublasLtMatrixLayout_t& to, DType dtype, std::int64_t rows, std::int64_t columns,
+                         std::int64_t stride) {
     SO_CUBLAS(cublas_lt().layout_create(&to, cuda_type(dtype), static_cast<std::uint64_t>(columns),
-                                        static_cast<std::uint64_t>(rows), columns));
+                                        static_cast<std::uint64_t>(rows), stride > 0 ? stride : columns));
   };
-  layout(plan.first, p.b.dtype(), p.transpose_b ? p.columns : p.inner, p.transpose_b ? p.inner : p.columns);
-  layout(plan.second, p.a.dtype(), p.transpose_a ? p.inner : p.rows, p.transpose_a ? p.rows : p.inner);
-  layout(plan.out, p.out.dtype(), p.rows, p.columns);
+  layout(plan.first, p.b.dtype(), p.transpose_b ? p.columns : p.inner, p.transpose_b ? p.inner : p.columns, 0);
+  layout(plan.second, p.a.dtype(), p.transpose_a ? p.inner : p.rows, p.transpose_a ? p.rows : p.inner, p.a_stride);
+  layout(plan.out, p.out.dtype(), p.rows, p.columns, p.out_stride);
 
   cublasLtMatmulPreference_t preference = nullptr;
   SO_CUBLAS(cublas_lt().preference_create(&preference));
@@ -111,6 +113,37 @@ CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
 }
 
 void CudaGemm::run(cudaStream_t stream, const Product& p) {
+  // Which size is the length of the rows that have a stride.
+  std::int64_t Product::*length = p.out_stride > 0  ? &Product::columns
+                                  : p.a_stride == 0 ? nullptr
+                                  : p.transpose_a   ? &Product::rows
+                                                    : &Product::inner;
+  const std::int64_t rest = length ? p.*length % gemm_multiple : 0;
+  if (rest == 0 || rest == p.*length || p.a.dtype() != DType::bf16) return run_whole(stream, p);
+  // Neither part of b may need a stride of its own.
+  SO_CHECK(!p.bias && p.transpose_b == (length == &Product::columns), "a product that cannot be done in two parts");
+  const std::int64_t most = p.*length - rest;
+  Product first = p, last = p;
+  first.*length = most, last.*length = rest;
+  const auto skip = [](Tensor& matrix, std::int64_t elements) {
+    matrix =
+        Tensor(static_cast<std::byte*>(matrix.data()) + elements * static_cast<std::int64_t>(size_of(matrix.dtype())),
+               matrix.dtype(), {1});
+  };
+  if (length == &Product::columns) {
+    skip(last.b, most * p.inner);
+    skip(last.out, most);
+  } else {
+    skip(last.a, most);
+    skip(length == &Product::rows ? last.out : last.b, most * p.columns);
+  }
+  // Of a sum in two parts the small one comes first, so that its rounding is the smaller.
+  run_whole(stream, last);
+  if (length == &Product::inner) first.mode = Accumulate::add;
+  run_whole(stream, first);
+}
+
+void CudaGemm::run_whole(cudaStream_t stream, const Product& p) {
   if (p.rows == 0 || p.columns == 0) return;
   if (p.inner == 0) {  // an empty sum
     SO_CHECK(!p.bias, "a product over nothing with a bias");
@@ -122,7 +155,7 @@ void CudaGemm::run(cudaStream_t stream, const Product& p) {
       (p.transpose_a ? 1 : 0) | (p.transpose_b ? 2 : 0) | (p.bias ? 4 : 0) | (p.mode == Accumulate::add ? 8 : 0);
   const auto low_bits = [](const void* x) { return std::countr_zero(pointer_alignment(x)); };
   const int aligned = (low_bits(p.a.data()) * 16 + low_bits(p.b.data())) * 16 + low_bits(p.out.data());
-  Plan& plan = this->plan(p, {p.rows, p.columns, p.inner, types, flags, aligned, 0});
+  Plan& plan = this->plan(p, {p.rows, p.columns, p.inner, p.a_stride, p.out_stride, types, flags, aligned});
   if (p.bias) {
     const void* bias = p.bias.data();
     SO_CUBLAS(cublas_lt().operation_set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));

@@ -14,12 +14,14 @@
 namespace so {
 
 // Row-major, as everywhere: out [rows, columns] = a b (+ bias) (+ out), where a is [rows, inner], or [inner, rows] if
-// transposed, and b is [inner, columns], or [columns, inner] if transposed. All contiguous.
+// transposed, and b is [inner, columns], or [columns, inner] if transposed.
 struct Product {
-  Tensor out, a, b, bias;  // bias [columns] or empty
+  Tensor out{}, a{}, b{}, bias{};  // bias [columns] or empty
   bool transpose_a = false, transpose_b = false;
   std::int64_t rows = 0, columns = 0, inner = 0;
   Accumulate mode = Accumulate::overwrite;
+  // Elements from a row to the next in memory; 0: the matrix is contiguous.
+  std::int64_t a_stride = 0, out_stride = 0;
 };
 
 class CudaGemm {
@@ -30,13 +32,16 @@ class CudaGemm {
   CudaGemm(const CudaGemm&) = delete;
   CudaGemm& operator=(const CudaGemm&) = delete;
 
-  // Enqueues. fp32 operands are multiplied in full fp32, bf16 ones on the matrix units with fp32 sums.
+  // Enqueues. fp32 operands are multiplied in full fp32, bf16 ones on the matrix units with fp32 sums. Where a stride
+  // is given and the rows that lie so are no multiple of `gemm_multiple` long, their last few elements are multiplied
+  // apart, so that the others are at the full rate. A sum over them is rounded once more, to the type of `out`.
   void run(cudaStream_t stream, const Product& product);
 
  private:
   struct Plan;
-  // Sizes, dtypes, transpositions, bias, accumulation, alignment of the pointers.
-  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, int, int, int, int>;
+  // Sizes, strides, dtypes, transpositions, bias, accumulation, alignment of the pointers.
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, int>;
+  void run_whole(cudaStream_t stream, const Product& product);
   Plan& plan(const Product& product, const Key& key);
 
   cublasLtHandle_t handle_ = nullptr;

@@ -16,7 +16,7 @@ constexpr int threads = 256, warps = threads / warp;
 constexpr std::int64_t block_elements = StatsOrder::block;
 static_assert(StatsOrder::lanes == warp);
 
-constexpr int most_gradients = 64;  // of a launch: 2 KB of arguments
+constexpr int most_gradients = EngineOps::stats_at_a_time;
 
 struct StatsJobs {
   struct {

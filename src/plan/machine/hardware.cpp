@@ -44,6 +44,8 @@ constexpr std::pair<const char*, double E::*> efficiencies[]{
     {"attention_tile_keys", &E::attention_tile_keys},
     {"expert_rows", &E::expert_rows},
     {"experts", &E::experts},
+    {"unaligned_products", &E::unaligned_products},
+    {"odd_products", &E::odd_products},
     {"forward_kernels", &E::forward_kernels},
     {"backward_kernels", &E::backward_kernels},
     {"expert_kernels", &E::expert_kernels},

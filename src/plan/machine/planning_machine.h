@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/host_memory.h"
 #include "base/number_formats.h"
@@ -13,6 +14,11 @@
 #include "plan/machine/rates.h"
 
 namespace so {
+
+// What the seconds that a plan counts for a unit of a model, forward and backward, have to be multiplied by.
+struct UnitFactor {
+  double forward = 1, backward = 1;
+};
 
 // The machine as a plan sees it: what it may use, and how fast that is.
 struct PlanningMachine {
@@ -30,6 +36,7 @@ struct PlanningMachine {
   std::function<MachineRates()> rates;    // asked for if something depends on them: never on the CPU device
   std::string rates_origin = "measured";  // what reasons call them
   std::optional<std::size_t> held;        // host memory that the process has before the run; none: what it has now
+  std::vector<UnitFactor> unit_factors;   // of the model that is planned, by unit (plan/measure_units.h); empty: all 1
 };
 
 // The user's limits on each memory, in bytes, for a run without the program itself; none: no limit.

@@ -30,6 +30,8 @@ struct Efficiencies {
   double attention_block_queries = 0, processors = 0, attention_tile_keys = 0;
   double expert_rows = 0;  // of so many rows more an expert's products would take no longer
   double experts = 0;      // of gemm_flops, what they reach beside that
+  // Of gemm_flops, a layer's products in bf16 if a size of theirs is no multiple of gemm_multiple; if one is odd.
+  double unaligned_products = 0, odd_products = 0;
   double forward_kernels = 0, backward_kernels = 0, expert_kernels = 0;  // of a layer; the last each way
   double device_adamw = 0;                                               // of device_memory
 };

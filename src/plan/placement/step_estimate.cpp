@@ -185,18 +185,16 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
   const std::vector<bool> gathered = gathered_units(static_cast<int>(in.units.size()), residency.gathered_units);
   for (std::size_t u = 0; u < in.units.size(); ++u) {
     const UnitWork& unit = in.units[u];
-    SimulatedUnit s{.elements = own_part(in, unit.elements),
-                    .forward = unit.forward_flops / r.gemm_flops + unit.forward_bytes / r.device_memory +
-                               unit.forward_kernels * r.kernel_seconds +
-                               exchange_seconds(r, unit.forward_exchanges, unit.forward_received),
-                    .backward = (unit.backward_flops + again.flops[u]) / r.gemm_flops +
-                                (unit.backward_bytes + again.device_bytes[u]) / r.device_memory +
-                                unit.backward_kernels * r.kernel_seconds +
-                                exchange_seconds(r, unit.backward_exchanges, unit.backward_received),
-                    .reduce = reduce_seconds(in, unit.elements),
-                    .gather = gather_seconds(in, unit.elements + unit.frozen_elements),
-                    .frozen = unit.frozen_elements,
-                    .remade_input = !again.remade_inputs.empty() && again.remade_inputs[u]};
+    SimulatedUnit s{
+        .elements = own_part(in, unit.elements),
+        .forward = forward_seconds(unit, r) + exchange_seconds(r, unit.forward_exchanges, unit.forward_received),
+        .backward = backward_seconds(unit, r) + again.flops[u] / r.gemm_flops +
+                    again.device_bytes[u] / r.device_memory +
+                    exchange_seconds(r, unit.backward_exchanges, unit.backward_received),
+        .reduce = reduce_seconds(in, unit.elements),
+        .gather = gather_seconds(in, unit.elements + unit.frozen_elements),
+        .frozen = unit.frozen_elements,
+        .remade_input = !again.remade_inputs.empty() && again.remade_inputs[u]};
     // Copies of what is kept on the host go beside the unit's work.
     if (!again.link_bytes.empty()) {
       s.input_to_host = std::max(0.0, again.link_bytes[u] / r.link_to_host - s.forward);

@@ -6,6 +6,7 @@
 #include "model/flops.h"
 #include "model/parameters.h"
 #include "model/sequence_split.h"
+#include "ops/ops_memory.h"
 
 namespace so {
 namespace {
@@ -122,6 +123,29 @@ double tile_sum_bytes(const DecoderSpec& spec, std::int64_t layer) {
 
 }  // namespace
 
+double forward_seconds(const UnitWork& unit, const MachineRates& rates) {
+  return unit.forward_flops / rates.gemm_flops + unit.forward_bytes / rates.device_memory +
+         unit.forward_kernels * rates.kernel_seconds;
+}
+
+double backward_seconds(const UnitWork& unit, const MachineRates& rates) {
+  return unit.backward_flops / rates.gemm_flops + unit.backward_bytes / rates.device_memory +
+         unit.backward_kernels * rates.kernel_seconds;
+}
+
+double product_share(const DecoderSpec& spec, DType activations, const Efficiencies& reached) {
+  if (activations != DType::bf16) return 1;
+  double share = 1;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
+    const std::int64_t mlp = spec.layer(layer).experts ? spec.experts.intermediate : spec.intermediate;
+    for (const std::int64_t size : {spec.hidden, spec.q_width(), spec.qkv_width(), mlp}) {
+      if (size % 2 != 0) return reached.odd_products;
+      if (size % gemm_multiple != 0) share = reached.unaligned_products;
+    }
+  }
+  return share;
+}
+
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, const Efficiencies& reached) {
   if (!spec.layer(layer).experts) return 1;
   const ExpertSpec& x = spec.experts;
@@ -136,6 +160,7 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
   const double tokens = (cu_seqlens.empty() ? 0.0 : cu_seqlens.back()) / sequence,
                size = static_cast<double>(size_of(activations));
   const auto hidden = static_cast<double>(spec.hidden);
+  const double aligned = product_share(spec, activations, reached);
   std::vector<UnitWork> units(flops.size());
   for (std::size_t u = 0; u < units.size(); ++u)
     units[u] = {.forward_flops = flops[u].forward, .backward_flops = flops[u].backward};
@@ -147,7 +172,7 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     const double projections =
         flops[static_cast<std::size_t>(layer_unit(layer))].forward - mlp - attention;  // and the router
     const AttentionWork scores = attention_work(spec, l, cu_seqlens, reached, sequence);
-    const double products = projections + mlp / mlp_share(spec, layer, tokens, reached);
+    const double products = (projections + mlp / mlp_share(spec, layer, tokens, reached)) / aligned;
     unit.forward_flops = products + scores.forward;
     const UnitBackward part = backward.empty() ? UnitBackward{} : backward[static_cast<std::size_t>(layer_unit(layer))];
     if (part.runs) unit.backward_flops = (1 + part.weights) * products + scores.backward;
@@ -183,7 +208,8 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
     const ElementwiseWork elements = norms_and_rotation(spec, spec.layer(static_cast<std::int64_t>(layer)));
     // One product of the MLP: gate, up or down.
     const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
-                           mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached);
+                           (mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached) *
+                            product_share(spec, activations, reached));
     // Both norms; q and k rotated where that cannot be undone; the gated activation.
     const double light =
         tokens * static_cast<double>(size_of(activations)) * (elements.again + 3 * static_cast<double>(width));

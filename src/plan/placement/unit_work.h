@@ -26,6 +26,10 @@ struct UnitWork {
   double forward_received = 0, backward_received = 0;
 };
 
+// The seconds of that on a machine, without exchanges.
+double forward_seconds(const UnitWork& unit, const MachineRates& rates);
+double backward_seconds(const UnitWork& unit, const MachineRates& rates);
+
 // One choice of what the layers keep: the work of having the rest again, of each unit and one micro-batch.
 struct Recomputation {
   std::vector<double> flops;         // by unit
@@ -46,6 +50,10 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
                                 const Efficiencies& reached, std::span<const UnitBackward> backward = {},
                                 int sequence = 1);
 
+// Returns the share of a large dense product's rate that the products of all layers reach, by whether their sizes are
+// what the matrix units take (ops/ops_memory.h, gemm_multiple). The size of the vocabulary does not matter: rows of
+// logits are aligned.
+double product_share(const DecoderSpec& spec, DType activations, const Efficiencies& reached);
 // Returns the share of a large dense product's rate that the products of a layer's MLP reach.
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, const Efficiencies& reached);
 
