@@ -42,7 +42,8 @@ def check_settings(state_dtype, threads, offload_ratio, device_memory):
 def check_lists(groups):
     """That parameters can be counted on to be the same when they are asked for again."""
     for number, group in enumerate(groups):
-        if not isinstance(group["params"], (list, tuple)) or not all(isinstance(p, torch.Tensor) for p in group["params"]):
+        params = group["params"]
+        if not isinstance(params, (list, tuple)) or not all(isinstance(p, torch.Tensor) for p in params):
             raise errors.UserError(f'"params" of group {number} are no list of tensors: give one')
 
 

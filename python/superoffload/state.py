@@ -213,8 +213,8 @@ def check(name, parameter, state):
             raise errors.UserError(f"the state of {name} has {key!r} of type {type(value).__name__}: give a tensor")
         if value.shape != parameter.shape:
             raise errors.UserError(
-                f"the state of {name} has shape {tuple(value.shape)}, and the parameter {tuple(parameter.shape)}: it is "
-                "another model's"
+                f"the state of {name} has shape {tuple(value.shape)}, and the parameter {tuple(parameter.shape)}: it "
+                "is another model's"
             )
     try:
         step = float(state["step"])

@@ -186,9 +186,9 @@ class AgainstTorch(unittest.TestCase):
                     p.data = (p * 0.5).t().contiguous().t() if p.dim() == 2 else p * 0.5
 
         for dtype, tolerance in ((torch.float32, STEP), (torch.bfloat16, 0.02)):
-            for move in (to_other_memory, to_another_layout):
+            for move, under_forward in ((to_other_memory, False), (to_another_layout, False), (to_other_memory, True)):
                 model, twin = network(dtype), network(dtype)
-                mine = superoffload.AdamW(model.parameters(), lr=1e-2)
+                mine = superoffload.AdamW(model.parameters(), lr=1e-2, under_forward=under_forward)
                 other = torch.optim.AdamW(twin.parameters(), lr=1e-2)
                 kept = [p.detach() for p in model.parameters()]  # the former memory, which is nobody's to write
                 for step in range(4):
