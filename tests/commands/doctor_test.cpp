@@ -83,7 +83,8 @@ TEST(Doctor, IsNamedByPlansForSuperchips) {
   const auto planned = [](const char* hardware) {
     const TemporaryDirectory folder;
     const Outcome o =
-        run({binary(), "plan", "--model", "qwen3-4b", "--batch_size", "1", "--hardware", hardware}, folder.path());
+        run({binary(), "plan", "--model", "qwen3-4b", "--batch_size", "1", "--hardware", hardware, "--verbose"},
+            folder.path());
     EXPECT_EQ(o.exit_code, 0) << o.err;
     return o.out;
   };
