@@ -17,7 +17,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 to=$root/.deps/$name
 [ "$(cat "$to/version" 2>/dev/null)" = "$version" ] && exit 0
 
-if ! python3 -m pip --version >/dev/null 2>&1; then
+if ! python3 -I -m pip --version >/dev/null 2>&1; then
   echo "fetch_headers: python3 with pip is needed to fetch $name $version (apt-get install python3-pip);" \
     "or put its headers into $to/include" >&2
   exit 2
@@ -31,11 +31,11 @@ for policy in manylinux_2_18 manylinux_2_27 manylinux_2_28 manylinux2014; do
   platforms="$platforms ${policy}_$(uname -m)"
 done
 # shellcheck disable=SC2046,SC2086  # lists of words
-python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
+python3 -I -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
   $(printf -- '--platform %s ' $platforms) -d "$work" "$package==$version"
 rm -rf "$to"
 mkdir -p "$to"
-python3 - "$work" "$to" "$inside" <<'PYTHON'
+python3 -I - "$work" "$to" "$inside" <<'PYTHON'
 import glob, os, sys, zipfile
 work, to, inside = sys.argv[1:]
 with zipfile.ZipFile(glob.glob(work + "/*.whl")[0]) as wheel:

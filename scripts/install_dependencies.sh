@@ -23,7 +23,7 @@ install_torch() {
     echo "PyTorch is not installed: $1"
     exit 1
   }
-  "$dependencies/python/bin/python3" -c 'import nanobind' 2>/dev/null ||
+  "$dependencies/python/bin/python3" -I -c 'import nanobind' 2>/dev/null ||
     cannot "without nanobind the extension that its tests need is not built (install_dependencies.sh tests)"
   rm -rf "$environment"
   # The package index has PyTorch for Linux with CUDA alone, all of whose libraries it is linked with. pip fetches
@@ -31,15 +31,15 @@ install_torch() {
   room=$(df -Pk "$dependencies" | awk 'NR == 2 { print int($4 / 1048576) }')
   [ "$room" -ge 16 ] ||
     cannot "it needs 9 GiB of disk for a while, the builds of test.sh need 7, and $dependencies has $room GiB"
-  "$dependencies/python/bin/python3" -m venv "$environment" || cannot "python3 -m venv failed"
+  "$dependencies/python/bin/python3" -I -m venv "$environment" || cannot "python3 -m venv failed"
   mkdir "$environment/tmp" # /tmp may be small
   # Of 20,000 modules the tests import a tenth, which python compiles when it first does.
   # shellcheck disable=SC2086  # a list of words
-  TMPDIR=$environment/tmp "$environment/bin/python3" -m pip install -q --disable-pip-version-check --no-cache-dir \
+  TMPDIR=$environment/tmp "$environment/bin/python3" -I -m pip install -q --disable-pip-version-check --no-cache-dir \
     --no-compile --only-binary=:all: $wanted 2>"$environment/errors" </dev/null ||
     cannot "pip: $(grep . "$environment/errors" | tail -n 1)"
   rm -r "$environment/tmp"
-  "$environment/bin/python3" -c 'import torch' || cannot "it cannot be imported"
+  "$environment/bin/python3" -I -c 'import torch' || cannot "it cannot be imported"
   echo "$complete" >"$environment/complete"
 }
 if [ "${1:-}" = torch ]; then
@@ -99,8 +99,15 @@ install() {
 $1
 EOF
   [ -n "$missing" ] || return 0
+  printf 'Installing Debian packages that are missing:\n%s' "$reasons"
+  # shellcheck disable=SC2086  # a list of words
+  get_packages $missing
+}
+
+# Installs packages in the newest version that there is.
+get_packages() {
   if ! command -v apt-get >/dev/null 2>&1; then
-    echo "install_dependencies: this is not Debian or Ubuntu; install by hand:$missing" >&2
+    echo "install_dependencies: this is not Debian or Ubuntu; install by hand: $*" >&2
     exit 2
   fi
   if [ "$(id -u)" = 0 ]; then
@@ -108,16 +115,22 @@ EOF
   elif command -v sudo >/dev/null 2>&1; then
     as_root=sudo
   else
-    echo "install_dependencies: root or sudo is needed for: apt-get install$missing" >&2
+    echo "install_dependencies: root or sudo is needed for: apt-get install $*" >&2
     exit 2
   fi
-  printf 'Installing Debian packages that are missing:\n%s' "$reasons"
   export DEBIAN_FRONTEND=noninteractive
   $as_root apt-get update -q
-  # shellcheck disable=SC2086  # a list of words
-  $as_root apt-get install -y -q --no-install-recommends $missing
+  $as_root apt-get install -y -q --no-install-recommends "$@"
 }
 install "$needed"
+
+# One that was installed long ago may have holes for which the program refuses it.
+holes=$(cd "$(dirname "$0")/.." && pwd)/src/data/library_holes.py
+if ! hole=$(/usr/bin/python3 -I "$holes" jinja2 2>&1); then
+  echo "Installing python3-jinja2 anew: $hole"
+  get_packages python3-jinja2
+  /usr/bin/python3 -I "$holes" jinja2 || echo "install_dependencies: conversations cannot be trained on with this Jinja2" >&2
+fi
 # Ubuntu has browsers as snaps alone; where there is none, the browser's test of the report is skipped.
 if [ "${1:-}" = tests ] && grep -q '^ID=debian' /etc/os-release 2>/dev/null; then
   install "chromium-headless-shell:a browser without a window, the test of the report's page"
@@ -126,14 +139,14 @@ fi
 if [ "${1:-}" = tests ]; then
   environment=$dependencies/python
   while IFS=: read -r module package reason; do
-    if ! "$environment/bin/python3" -c "import $module" 2>/dev/null; then
+    if ! "$environment/bin/python3" -I -c "import $module" 2>/dev/null; then
       echo "Installing $package into $environment: $reason"
-      { python3 -m venv "$environment" &&
-        "$environment/bin/python3" -m pip install -q --disable-pip-version-check "$package"; } </dev/null ||
+      { python3 -I -m venv "$environment" &&
+        "$environment/bin/python3" -I -m pip install -q --disable-pip-version-check "$package"; } </dev/null ||
         echo "install_dependencies: continuing without $package" >&2
     fi
   done <<EOF
-pyarrow:pyarrow:the tests of Parquet and Arrow files
+pyarrow:pyarrow>=14.0.1:the tests of Parquet and Arrow files
 scikit_build_core:scikit-build-core>=0.10:the tests of the Python package
 nanobind:nanobind>=2.4:the extension of the Python package
 EOF

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/file.h"
+#include "base/program_path.h"
 
 namespace so {
 namespace {
@@ -41,7 +42,7 @@ struct Pipe {
   int read = -1, write = -1;
 };
 
-// Its own process group, no signal held back, and none ignored that we ignore.
+// Its own process group, no signal held back, and none ignored that we ignore; and the root directory.
 class SpawnSettings {
  public:
   SpawnSettings(int input, int output, int messages) {
@@ -49,6 +50,7 @@ class SpawnSettings {
     ::posix_spawn_file_actions_adddup2(&files_, input, STDIN_FILENO);
     ::posix_spawn_file_actions_adddup2(&files_, output, STDOUT_FILENO);
     ::posix_spawn_file_actions_adddup2(&files_, messages, STDERR_FILENO);
+    ::posix_spawn_file_actions_addchdir_np(&files_, "/");
     ::posix_spawnattr_init(&attributes_);
     sigset_t none, defaults;
     sigemptyset(&none);
@@ -77,15 +79,17 @@ class SpawnSettings {
 }  // namespace
 
 ChildProcess::ChildProcess(const std::vector<std::string>& command) : name_(command.at(0)) {
+  const std::optional<std::filesystem::path> program = find_program(name_);
+  if (!program) throw std::system_error(ENOENT, std::generic_category(), name_);
   Pipe requests, answers;
   messages_ = ::memfd_create("messages", MFD_CLOEXEC);
   if (messages_ < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
   const SpawnSettings settings(requests.read, answers.write, messages_);
-  std::vector<char*> arguments;
-  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  const int error =
-      ::posix_spawnp(&pid_, arguments[0], settings.files(), settings.attributes(), arguments.data(), environ);
+  std::vector<std::string> words = command, variables = environment_of_programs();
+  // Python looks for its library beside the program that it was started as, in PATH if that is no path.
+  words[0] = program->string();
+  const int error = ::posix_spawn(&pid_, program->c_str(), settings.files(), settings.attributes(),
+                                  pointers_to(words).data(), pointers_to(variables).data());
   if (error != 0) {
     pid_ = -1;
     close_descriptor(messages_);
@@ -160,16 +164,19 @@ void ChildProcess::ended() {
   std::string text = code > 128 ? fmt::format("{} was ended by signal {}", name_, code - 128)
                                 : fmt::format("{} ended with exit code {}", name_, code);
   if (code == 128 + SIGKILL) text += " (if nobody sent it: memory was short, and the kernel's log says so)";
+  if (const std::string message = last_message(); !message.empty()) text += fmt::format(": {}", message);
+  throw ChildEnded(text);
+}
+
+std::string ChildProcess::last_message() const {
   constexpr off_t kept = 1000;
   std::array<char, kept> said;
   const off_t size = ::lseek(messages_, 0, SEEK_END);
   const ssize_t bytes = ::pread(messages_, said.data(), said.size(), std::max<off_t>(0, size - kept));
   std::string_view message(said.data(), bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
   while (!message.empty() && message.back() == '\n') message.remove_suffix(1);
-  // The last line of a traceback says what happened.
   if (const std::size_t line = message.rfind('\n'); line != std::string_view::npos) message.remove_prefix(line + 1);
-  if (!message.empty()) text += fmt::format(": {}", printable(message, kept));
-  throw ChildEnded(text);
+  return printable(message, kept);
 }
 
 }  // namespace so

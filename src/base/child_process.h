@@ -19,12 +19,14 @@ class ChildEnded : public std::runtime_error {
 };
 
 // Started by the constructor; its standard input and output are pipes to us. Its messages (standard error) are kept.
-// Signals of the terminal do not reach it: it ends with its input, and the destructor kills what is left of it. To be
-// used by one thread at a time. There is no deadlock as long as it reads a whole request before it writes its answer.
+// Signals of the terminal do not reach it: it ends with its input, and the destructor kills what is left of it. It runs
+// in the root directory and with the environment of program_path.h, so that nothing in the working directory is taken
+// for a part of it: files that it is told of need absolute paths. To be used by one thread at a time. There is no
+// deadlock as long as it reads a whole request before it writes its answer.
 class ChildProcess {
  public:
-  // `command`: the program, looked for in PATH unless it is a path, and its arguments. Throws std::system_error where
-  // it cannot be started; ENOENT: there is no such program.
+  // `command`: the program, looked for in PATH unless it is a path (find_program()), and its arguments. Throws
+  // std::system_error where it cannot be started; ENOENT: there is no such program.
   explicit ChildProcess(const std::vector<std::string>& command);
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
@@ -38,6 +40,9 @@ class ChildProcess {
 
   // Waits for its end and returns its exit code, or 128 and the number of the signal that ended it. Closes its input.
   int wait();
+
+  // The last line of its messages so far, which of a traceback says what happened.
+  std::string last_message() const;
 
  private:
   [[noreturn]] void ended();

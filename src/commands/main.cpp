@@ -10,6 +10,7 @@
 #include "base/host_memory.h"
 #include "base/log.h"
 #include "base/process_limits.h"
+#include "base/program_path.h"
 #include "base/standard_streams.h"
 #include "commands/support/guard.h"
 #include "commands/support/parse.h"
@@ -49,6 +50,7 @@ int run_and_flush(const RankRun& ranks, const std::vector<std::string>& argument
 }  // namespace so
 
 int main(int argc, char** argv) {
+  so::leave_libraries_of_working_directory(argv);
   so::prepare_standard_streams();
   so::prepare_for_memory_limits();
   so::install_terminate_handler();

@@ -13,8 +13,8 @@ namespace {
 constexpr std::size_t max_answer_bytes = std::size_t{4} << 30;
 
 // The modules' text comes first on standard input: a command line shows neither it nor a file that must be found. -I
-// keeps the directory and the user's settings out of it.
-std::vector<std::string> command(const std::string& python, PythonProgram program, UserModules modules) {
+// (isolated) keeps out the working directory and all that the user's environment says, before Python imports anything.
+std::vector<std::string> command(const std::string& python, PythonProgram program) {
   std::string script = "import sys, types\n";
   for (const PythonModule& module : program) {
     const bool last = &module == &program.back();
@@ -22,19 +22,17 @@ std::vector<std::string> command(const std::string& python, PythonProgram progra
     script += fmt::format("exec(compile(sys.stdin.buffer.read({}), '{}.py', 'exec'){})\n", module.text.size(),
                           module.name, last ? "" : fmt::format(", {}.__dict__", module.name));
   }
-  std::vector<std::string> words{python};
-  if (modules == UserModules::kept_out) words.emplace_back("-I");
-  words.insert(words.end(), {"-c", std::move(script)});
-  return words;
+  return {python, "-I", "-c", std::move(script)};
 }
 
 }  // namespace
 
-PythonProcess::PythonProcess(PythonProgram program, UserModules modules, std::string_view first) {
+PythonProcess::PythonProcess(PythonProgram program, std::string_view first) {
   bool found = false;
+  std::string refusal;
   for (const std::string python : {"python3", "/usr/bin/python3"}) {
     try {
-      process_ = std::make_unique<ChildProcess>(command(python, program, modules));
+      process_ = std::make_unique<ChildProcess>(command(python, program));
       for (const PythonModule& module : program) process_->write(module.text);
       first_answer_ = ask(first);
       return;
@@ -42,9 +40,12 @@ PythonProcess::PythonProcess(PythonProgram program, UserModules modules, std::st
       if (error.code() != std::errc::no_such_file_or_directory) throw;
     } catch (const ChildEnded&) {
       found = true;
-      if (process_->wait() != no_module) throw;
+      const int code = process_->wait();
+      if (code != no_module && code != refused_module) throw;
+      if (code == refused_module && refusal.empty()) refusal = process_->last_message();
     }
   }
+  if (!refusal.empty()) throw PythonRefused(refusal);
   throw PythonMissing(found ? "which python3 does not have" : "and there is no python3");
 }
 

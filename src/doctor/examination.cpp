@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/program_path.h"
 #include "device/backend.h"
 #include "device/cuda_runtime.h"
 #include "doctor/host_findings.h"
@@ -19,17 +20,6 @@ namespace so {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::optional<fs::path> find_program(const char* name) {
-  const char* path = std::getenv("PATH");
-  for (std::string rest = path != nullptr ? path : ""; !rest.empty();) {
-    const std::size_t end = std::min(rest.find(':'), rest.size());
-    const fs::path program = fs::path(rest.substr(0, end)) / name;
-    if (program.is_absolute() && ::access(program.c_str(), X_OK) == 0) return program;
-    rest.erase(0, end + 1);
-  }
-  return std::nullopt;
-}
 
 // Returns the nearest folder that is there: a folder that is not there yet would be made in it.
 Folder look_at_folder(std::string check, std::string subject, fs::path path) {

@@ -29,6 +29,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/program_path.h"
 #include "ranks/mpi_ranks.h"
 
 namespace so {
@@ -166,7 +167,8 @@ std::vector<std::string> launcher_command(int ranks, const std::vector<std::stri
 }
 
 // Replaces this process, just forked, by the launcher. Only calls that are safe between fork and exec.
-[[noreturn]] void become(const std::vector<char*>& command, pid_t parent, int output, const sigset_t& signals) {
+[[noreturn]] void become(const char* launcher, const std::vector<char*>& command, const std::vector<char*>& environment,
+                         pid_t parent, int output, const sigset_t& signals) {
   ::setpgid(0, 0);  // the terminal's signals go to the process that started us, which passes them on in its own way
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(127);
@@ -174,7 +176,7 @@ std::vector<std::string> launcher_command(int ranks, const std::vector<std::stri
   ::dup2(output, STDERR_FILENO);
   sigprocmask(SIG_SETMASK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_DFL);
-  ::execvp(command[0], command.data());
+  ::execve(launcher, command.data(), environment.data());
   ::_exit(127);
 }
 
@@ -208,9 +210,10 @@ class LocalRun {
 
  private:
   void start(std::vector<std::string> words, const std::string& socket_name) {
-    std::vector<char*> command;
-    for (std::string& word : words) command.push_back(word.data());
-    command.push_back(nullptr);
+    // Its name stays without a path: Open MPI takes one for the directory of an installation (--prefix).
+    const std::optional<std::filesystem::path> launcher = find_program(words.at(0));
+    if (!launcher)
+      fail("--gpus starts the ranks with mpirun, which is not found; install Open MPI (Debian: openmpi-bin)");
     ::setenv(socket_variable, socket_name.c_str(), 1);
     if (::geteuid() == 0) {  // as in most containers; Open MPI refuses root unless it is told twice
       ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
@@ -218,12 +221,14 @@ class LocalRun {
     }
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_errno("a pipe");
+    std::vector<std::string> variables = environment_of_programs();
+    const std::vector<char*> command = pointers_to(words), environment = pointers_to(variables);
     output_.reset(ends[0]);
     Descriptor other(ends[1]);
     const pid_t self = ::getpid();
     launcher_ = ::fork();
     if (launcher_ < 0) throw_errno("fork");
-    if (launcher_ == 0) become(command, self, other.get(), signals_.before());
+    if (launcher_ == 0) become(launcher->c_str(), command, environment, self, other.get(), signals_.before());
     ::setpgid(launcher_, launcher_);
     ::unsetenv(socket_variable);
   }
@@ -272,7 +277,7 @@ class LocalRun {
     const bool clean = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (code_ && (clean || *code_ != 0)) return *code_;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127 && said_.empty())
-      fail("--gpus starts the ranks with mpirun, which is not found; install Open MPI (Debian: openmpi-bin)");
+      fail("--gpus starts the ranks with mpirun, which cannot be run; install Open MPI (Debian: openmpi-bin)");
     log_message(LogLevel::failure, "superoffload: " + lost_text());
     // Ended by what the user sent twice.
     if (WIFEXITED(status) && (WEXITSTATUS(status) == 128 + SIGINT || WEXITSTATUS(status) == 128 + SIGTERM))

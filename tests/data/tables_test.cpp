@@ -204,7 +204,7 @@ TEST(TablesWithoutPyarrow, AreRefusedWithTheCommandThatInstallsIt) {
   const DataFile file(table_fixture("prompt.parquet"));
   const std::string error = error_of([&] { file.records(); });
   EXPECT_NE(error.find("prompt.parquet: "), std::string::npos) << error;
-  EXPECT_NE(error.find("python3 -m pip install pyarrow"), std::string::npos) << error;
+  EXPECT_NE(error.find("ENV/bin/pip install pyarrow"), std::string::npos) << error;
 }
 
 class DataDirectories : public testing::Test {

@@ -2,10 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 
 #include "base/error.h"
+#include "ranks/local_launch.h"
+#include "ranks/mpi_ranks.h"
+#include "support/errors.h"
+#include "support/files.h"
 
 namespace so {
 namespace {
@@ -102,6 +109,25 @@ TEST(Launch, RefusesWhatContradictsItselfAndNamesTheVariables) {
   EXPECT_EQ(without("MASTER_ADDR"), "RANK is set, as torchrun sets it, but MASTER_ADDR, where rank 0 listens, is not");
   EXPECT_EQ(without("MASTER_PORT"),
             "RANK is set, as torchrun sets it, but MASTER_PORT is not: start all ranks with torchrun, or unset RANK");
+}
+
+// An empty entry of PATH means the working directory, which may be that of somebody else's data.
+TEST(LocalLaunch, RunsNoMpirunOfTheWorkingDirectory) {
+  if (!have_mpi()) GTEST_SKIP() << "this build has no MPI";
+  namespace fs = std::filesystem;
+  const test::TemporaryDirectory temporary;
+  const fs::path started_in = fs::current_path();
+  const std::string path = std::getenv("PATH");
+  std::ofstream(temporary / "mpirun") << "#!/bin/sh\ntouch ran\n";
+  fs::permissions(temporary / "mpirun", fs::perms::owner_all);
+  fs::current_path(temporary.path());
+  for (const char* entries : {":", ".", ""}) {
+    ::setenv("PATH", entries, 1);
+    test::expect_in(test::refusal([] { run_local_ranks(2, {"version"}); }), {"mpirun, which is not found"});
+  }
+  ::setenv("PATH", path.c_str(), 1);
+  fs::current_path(started_in);
+  EXPECT_FALSE(fs::exists(temporary / "ran"));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ import json
 import sys
 from datetime import datetime
 
+import library_holes
 from chat_messages import Refused
 from render_limits import Exceeded
 
@@ -16,6 +17,7 @@ try:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 except ImportError:
     sys.exit(NO_JINJA)
+library_holes.end_if(library_holes.of_jinja2())
 
 
 class GenerationTag(jinja2.ext.Extension):

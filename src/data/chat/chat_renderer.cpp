@@ -56,10 +56,12 @@ struct ChatRenderer::Workers {
   static std::unique_ptr<PythonProcess> start(const ChatTemplate& chat) {
     std::unique_ptr<PythonProcess> worker;
     try {
-      worker = std::make_unique<PythonProcess>(chat_program(), UserModules::kept_out, setup_of(chat));
+      worker = std::make_unique<PythonProcess>(chat_program(), setup_of(chat));
     } catch (const PythonMissing& missing) {
       fail("{}: chat templates are rendered by Jinja2, {}; install it (Debian and Ubuntu: apt install python3-jinja2)",
            chat.source, missing.what());
+    } catch (const PythonRefused& refused) {
+      fail("{}: {}", chat.source, refused.what());
     } catch (const ChildEnded& end) {
       fail("chat templates are rendered by Python, and {}", end.what());
     }

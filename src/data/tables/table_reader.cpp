@@ -53,12 +53,15 @@ std::unique_ptr<PythonProcess> TablePrograms::take(const std::string& file) {
     if (idle_) return std::move(idle_);
   }
   try {
-    return std::make_unique<PythonProcess>(table_program(), UserModules::allowed, "{}");
+    return std::make_unique<PythonProcess>(table_program(), "{}");
   } catch (const PythonMissing& missing) {
     fail(
-        "{}: Parquet and Arrow files are read by pyarrow, {}; install it: python3 -m pip install pyarrow (where the "
-        "system's Python refuses: python3 -m venv ENV && ENV/bin/pip install pyarrow, and ENV/bin first in PATH)",
+        "{}: Parquet and Arrow files are read by pyarrow, {}; install it into an environment: python3 -m venv ENV && "
+        "ENV/bin/pip install pyarrow, and ENV/bin first in PATH (what was installed with pip's --user, or is named by "
+        "PYTHONPATH, is not used)",
         file, missing.what());
+  } catch (const PythonRefused& refused) {
+    fail("{}: {}", file, refused.what());
   } catch (const ChildEnded& end) {
     fail("{}: Parquet and Arrow files are read by Python, and {}", file, end.what());
   }
@@ -71,7 +74,7 @@ void TablePrograms::put_back(std::unique_ptr<PythonProcess> program) {
 
 TableReader::TableReader(const std::filesystem::path& file, std::shared_ptr<TablePrograms> programs)
     : name_(file.string()), programs_(std::move(programs)), program_(programs_->take(name_)) {
-  send(fmt::format(R"({{"open":"{}"}})", hexadecimal(file.native())));
+  send(fmt::format(R"({{"open":"{}"}})", hexadecimal(std::filesystem::absolute(file).native())));
   receive();
 }
 

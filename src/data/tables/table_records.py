@@ -12,15 +12,14 @@ There are at most N rows, and no more once they have M bytes; none at the file's
 that records have (records.h). What is null in it is left out, at any depth: in a table every struct has every field.
 """
 
-import sys
-
-sys.path[:] = [path for path in sys.path if path]  # nothing from the directory in which the program runs
-
 import json
 import mmap
 import os
 import re
 import signal
+import sys
+
+import library_holes
 
 NO_PYARROW = 3  # the exit code that the program knows
 
@@ -30,6 +29,7 @@ try:
     import pyarrow.parquet
 except ImportError:
     sys.exit(NO_PYARROW)
+library_holes.end_if(library_holes.of_pyarrow())
 
 # A file's rows are taken from it in parts of about so many bytes, so that memory does not grow with the file.
 PART_BYTES = 4 << 20
@@ -213,9 +213,11 @@ class ArrowTable:
         return pyarrow.ipc.open_file(self.source, options=options)
 
     def all(self):
+        """All batches. What a file says of the places of its values is checked: nothing else looks where they lead."""
         reader = self.read()
         if self.is_stream:
             for batch in reader:
+                batch.validate(full=True)
                 self.share = self.source.tell() / self.source.size()
                 yield batch
                 self.give_back(self.source.tell())
@@ -223,7 +225,9 @@ class ArrowTable:
         else:
             for i in range(reader.num_record_batches):
                 self.share = (i + 1) / reader.num_record_batches
-                yield reader.get_batch(i)
+                batch = reader.get_batch(i)
+                batch.validate(full=True)
+                yield batch
                 self.let_go = 0  # batches lie in any order
                 self.give_back(self.source.size())
 
