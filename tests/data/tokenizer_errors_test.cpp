@@ -105,6 +105,8 @@ const std::vector<Mistake> mistakes = {
     {"added id other", [](Json& j) { j["added_tokens"][0]["content"] = "he"; },
      "\"he\" has id 257, but 256 in model.vocab"},
     {"added twice", [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); }, "\"<end>\" occurs twice"},
+    {"added long", [](Json& j) { j["added_tokens"][0]["content"] = std::string(1001, 'a'); },
+     "added_tokens[0].content has 1001 bytes, 1000 at most are read"},
     {"added empty", [](Json& j) { j["added_tokens"][0]["content"] = ""; }, "added_tokens[0].content is empty"},
     {"added flag missing", [](Json& j) { j["added_tokens"][0].erase("lstrip"); },
      "\"lstrip\" is missing in added_tokens[0]"},
@@ -252,6 +254,29 @@ const std::vector<Mistake> character_mistakes = {
        j["decoder"] = {{"type", "ByteLevel"}};
      },
      "decoder: type \"ByteLevel\" is not supported"},
+    {"decoder that grows",
+     [](Json& j) {
+       const Json twice = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
+       for (int i = 0; i < 10; ++i) j["decoder"]["decoders"].insert(j["decoder"]["decoders"].begin(), twice);
+     },
+     "decoder.decoders[6]: the decoder can make a text more than 64 times as long"},
+    {"stages",
+     [](Json& j) {
+       const Json lists = {{"type", "Sequence"}, {"normalizers", Json(60, Json{{"type", "NFC"}})}};
+       j["normalizer"] = {{"type", "Sequence"}, {"normalizers", {lists, lists}}};
+     },
+     "normalizer has more than 100 stages"},
+    {"template",
+     [](Json& j) {
+       const Json token = {{"SpecialToken", {{"id", "a"}, {"type_id", 0}}}};
+       Json single(1, Json{{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
+       for (int i = 0; i < 100; ++i) single.push_back(token);
+       j["post_processor"] = {{"type", "TemplateProcessing"},
+                              {"single", single},
+                              {"pair", Json::array()},
+                              {"special_tokens", {{"a", {{"id", "a"}, {"ids", Json(11, 1)}, {"tokens", {"a"}}}}}}};
+     },
+     "post_processor.single adds more than 1000 tokens to a text"},
     {"behind fuse", [](Json& j) { std::swap(j["decoder"]["decoders"][0], j["decoder"]["decoders"][2]); },
      "decoder.decoders[1]: a stage of type \"ByteFallback\" behind Fuse"},
     {"stop", [](Json& j) { j["decoder"]["decoders"][3]["stop"] = 1; }, "decoder.decoders[3].stop must be 0"},
@@ -285,6 +310,28 @@ TEST(TokenizerErrors, EachMistakeIsNamed) {
     EXPECT_EQ(message.rfind("FILE", 0), 0u) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
   }
+}
+
+// A chain of steps that each make a text longer ends the text, not the memory.
+TEST(TokenizerErrors, NormalizersMakeNoTextManyTimesAsLong) {
+  const auto replace = [](const char* key, const char* pattern, const std::string& content) {
+    return Json{{"type", "Replace"}, {"pattern", {{key, pattern}}}, {"content", content}};
+  };
+  const auto encoded = [](const Json& steps) {
+    Json json = small_tokenizer();
+    json["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
+    return message_of([&] { parse(json).encode(std::string(10'000, 'a'), false); });
+  };
+  const std::string grows = "the normalizer makes a text more than 64 times as long";
+  for (const char* key : {"String", "Regex"}) {
+    const std::string chain = encoded(Json(40, replace(key, "a", "aa")));
+    EXPECT_NE(chain.find("normalizers[6].pattern: " + grows), std::string::npos) << chain;
+    const std::string one = encoded(Json(1, replace(key, "a", std::string(1'000'000, 'b'))));
+    EXPECT_NE(one.find(grows), std::string::npos) << one;
+    EXPECT_EQ(encoded(Json(1, replace(key, "a", std::string(20, 'b')))), "no error");
+  }
+  const std::string prepend = encoded(Json(1, Json{{"type", "Prepend"}, {"prepend", std::string(1'000'000, 'b')}}));
+  EXPECT_NE(prepend.find(grows), std::string::npos) << prepend;
 }
 
 TEST(TokenizerErrors, DuplicatesInTheText) {

@@ -170,6 +170,35 @@ TEST(SplitPattern, GivesUpOnExponentialSearches) {
   EXPECT_THROW(run(with_pattern("(?:a|a)+[bc]", false), std::string(64, 'a')), Error);
 }
 
+// Each place is looked at up to the end of the text: in one search that finds nothing, and in many that find one
+// letter.
+TEST(SplitPattern, GivesUpOnSearchesThatAreQuadraticInTheText) {
+  // They would take 20 s and more.
+  for (const auto& [pattern, bytes] : {std::pair{"(?=a*b)a|z", 400'000}, {"a*b|a", 150'000}}) {
+    try {
+      run(with_pattern(pattern, false), std::string(static_cast<std::size_t>(bytes), 'a'));
+      ADD_FAILURE() << pattern;
+    } catch (const Error& error) {
+      const std::string expected = "takes far longer to search a text of " + std::to_string(bytes) + " bytes";
+      EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(SplitPattern, FindsMatchesHoweverFarAway) {
+  const auto repeated = [](const char* unit, int times) {
+    std::string text;
+    for (int i = 0; i < times; ++i) text += unit;
+    return text;
+  };
+  for (const int far : {84, 85, 86, 87, 255, 256, 257, 258, 1000, 50'000}) {
+    const std::string before = repeated("中", far), between = repeated("é", far), behind = repeated("a", far);
+    EXPECT_EQ(run(with_pattern("x|yz", false), before + "x" + between + "yz" + behind),
+              (Pieces{before, "x", between, "yz", behind}))
+        << far;
+  }
+}
+
 // Expected pieces as the documentation of Split gives them for its behaviours.
 TEST(SplitBehaviors, AsDocumented) {
   const std::string text = "the-final--countdown";

@@ -205,7 +205,7 @@ TEST(ConfigRefusals, SizesThatNoModelHas) {
   EXPECT_EQ(read(with(smallest(), {{"max_position_embeddings", INT32_MAX}})).max_positions, INT32_MAX);
   expect_refused(with(smallest(), {{"vocab_size", 100'000'000}}), "vocab_size", "at most 16777216");
   const std::int64_t million = 1'000'000;
-  expect_refused(with(smallest(), {{"num_hidden_layers", million}}), "num_hidden_layers", "at most 16384");
+  expect_refused(with(smallest(), {{"num_hidden_layers", million}}), "num_hidden_layers", "at most 1024");
   expect_refused(with(smallest(), {{"hidden_size", 100 * million}}), "hidden_size", "more than any model has");
   expect_refused(with(smallest(), {{"intermediate_size", 100 * million}}), "intermediate_size", "at most 16777216");
   expect_refused(with(smallest(), {{"head_dim", 100 * million}}), "head_dim", "at most 4194304");

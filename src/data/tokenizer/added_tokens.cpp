@@ -75,7 +75,8 @@ AddedTokenMatcher::Found AddedTokenMatcher::longest_at(std::string_view text, st
 
 void AddedTokenMatcher::find_all(std::string_view text, SpecialTokens special, std::vector<Match>& matches) const {
   matches.clear();
-  std::size_t taken = 0;  // end of the last match, its white space included
+  std::size_t taken = 0;                     // end of the last match, its white space included
+  std::size_t spaces_begin = 0, spaces = 0;  // where the last white space behind a token began and ended
   for (std::size_t at = 0; at < text.size();) {
     if (first_[static_cast<unsigned char>(text[at])] == none) {
       ++at;
@@ -93,7 +94,11 @@ void AddedTokenMatcher::find_all(std::string_view text, SpecialTokens special, s
     if (token.special && special == SpecialTokens::as_text) continue;
     if (token.single_word && (word_ends_at(text, begin) || word_begins_at(text, end))) continue;
     if (token.lstrip) begin = std::max(skip_spaces_left(text, begin, std::min(taken, begin)), taken);
-    if (token.rstrip) end = skip_spaces_right(text, end);
+    if (token.rstrip) {
+      const bool within = end >= spaces_begin && end < spaces;  // of a token that is white space itself
+      if (!within) spaces = skip_spaces_right(text, spaces_begin = end);
+      end = spaces;
+    }
     if (begin >= end) continue;  // white space that the token before took along
     matches.push_back({begin, end, token.id});
     taken = end;

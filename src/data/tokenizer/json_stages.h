@@ -8,7 +8,8 @@
 
 namespace so {
 
-inline constexpr int max_nesting = 8;  // of Sequences
+inline constexpr int max_nesting = 8;   // of Sequences
+inline constexpr int max_stages = 100;  // a published tokenizer has 10 or so
 
 inline std::string_view type_of(const JsonNode& node) { return node.at("type").string(); }
 
@@ -16,19 +17,26 @@ inline std::string_view type_of(const JsonNode& node) { return node.at("type").s
   fail("{}: type \"{}\" is not supported ({} is)", node.where(), type_of(node), supported);
 }
 
-// Calls `visit` for the node itself, or, if it is a Sequence, for each of its members in `list`, nested or not.
 template <class Visit>
-void for_each_stage(const JsonNode& node, std::string_view list, int depth, Visit&& visit) {
-  if (type_of(node) != "Sequence") {
-    visit(node);
-    return;
-  }
+void visit_stages(const JsonNode& node, std::string_view list, int depth, const Visit& visit) {
+  if (type_of(node) != "Sequence") return visit(node);
   if (depth == max_nesting) fail("{}: more than {} Sequences inside each other", node.where(), max_nesting);
   node.allow_only({"type", list});
   const JsonNode members = node.at(list);
   std::size_t index = 0;
   for (const JsonElement member : members.array())
-    for_each_stage(members.element(member, index++), list, depth + 1, visit);
+    visit_stages(members.element(member, index++), list, depth + 1, visit);
+}
+
+// Calls `visit` for the node itself, or, if it is a Sequence, for each of its members in `list`, nested or not. Each
+// text goes through all of them, so their number has a limit.
+template <class Visit>
+void for_each_stage(const JsonNode& node, std::string_view list, const Visit& visit) {
+  int stages = 0;
+  visit_stages(node, list, 0, [&](const JsonNode& stage) {
+    if (++stages > max_stages) fail("{} has more than {} stages; no more are read", node.where(), max_stages);
+    visit(stage);
+  });
 }
 
 inline bool is_set(const std::optional<JsonNode>& node) { return node && !node->is_null(); }

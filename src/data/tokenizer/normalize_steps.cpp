@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/error.h"
 #include "data/tokenizer/replace.h"
 #include "data/tokenizer/unicode.h"
 #include "data/tokenizer/utf8.h"
@@ -22,18 +23,22 @@ std::string_view strip(std::string_view text, bool left, bool right) {
   return text;
 }
 
+// The longest growth that Unicode has is elevenfold (NFKD of U+FDFA), and what published steps put in is short.
+constexpr std::size_t most_growth = 64, most_put_in = 64 << 10;
+
 struct Replaced {
   std::string_view text;
   std::size_t beginning;  // the length of the match that the text began with, else 0
 };
 
 Replaced replace_matches(std::string_view text, const SplitPattern& regex, SplitPattern::Scratch& scratch,
-                         std::string_view content, std::string& storage) {
+                         std::string_view content, std::string& storage, std::size_t most) {
   regex.start(text, scratch);
   storage.clear();
   std::size_t at = 0;
   std::size_t beginning = 0;
-  for (SplitPattern::Match match; at < text.size() && regex.next(at, scratch, match); at = match.end) {
+  for (SplitPattern::Match match; at < text.size() && storage.size() <= most && regex.next(at, scratch, match);
+       at = match.end) {
     if (match.begin == 0) beginning = match.end;
     storage.append(text, at, match.begin - at).append(content);
   }
@@ -55,6 +60,7 @@ Normalizer::Normalizer(std::vector<NormalizeStep> steps) {
 std::string_view Normalizer::run(std::string_view text, Scratch& scratch) const {
   if (scratch.patterns.empty()) scratch.patterns.resize(steps_.size());
   scratch.beginning_removed = false;
+  const std::size_t most = most_growth * text.size() + most_put_in;
   std::size_t next = 0;  // the one of the two texts that `text` is not in
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const NormalizeStep& rule = steps_[i].rule;
@@ -68,8 +74,8 @@ std::string_view Normalizer::run(std::string_view text, Scratch& scratch) const 
         break;
       case NormalizeStep::Kind::replace: {
         const Replaced result =
-            rule.is_regex ? replace_matches(text, *steps_[i].regex, scratch.patterns[i], rule.content, storage)
-                          : Replaced{replace_all(text, rule.pattern, rule.content, storage),
+            rule.is_regex ? replace_matches(text, *steps_[i].regex, scratch.patterns[i], rule.content, storage, most)
+                          : Replaced{replace_all(text, rule.pattern, rule.content, storage, most),
                                      text.starts_with(rule.pattern) ? rule.pattern.size() : 0};
         // The library lets what replaces several characters stand for the last of them.
         if (result.beginning != 0 && (rule.content.empty() || result.beginning > code_point_at(text, 0).length))
@@ -84,6 +90,9 @@ std::string_view Normalizer::run(std::string_view text, Scratch& scratch) const 
         break;
       }
     }
+    if (text.size() > most)
+      fail("{}: the normalizer makes a text more than {} times as long; this program does not read such tokenizers",
+           rule.where, most_growth);
     if (text.data() == storage.data()) next = 1 - next;
   }
   return text;

@@ -40,7 +40,8 @@ class Normalizer {
 
   explicit Normalizer(std::vector<NormalizeStep> steps);
 
-  // `text` (valid UTF-8) itself where nothing changes, else a view into the scratch until its next use.
+  // `text` (valid UTF-8) itself where nothing changes, else a view into the scratch until its next use. Throws Error,
+  // with the step's name, where the text becomes many times as long.
   std::string_view run(std::string_view text, Scratch& scratch) const;
 
  private:

@@ -79,7 +79,7 @@ std::vector<NormalizeStep> read_normalizers(const JsonNode& node) {
   constexpr std::array<std::pair<std::string_view, NormalForm>, 4> forms = {
       {{"NFC", NormalForm::nfc}, {"NFD", NormalForm::nfd}, {"NFKC", NormalForm::nfkc}, {"NFKD", NormalForm::nfkd}}};
   std::vector<NormalizeStep> steps;
-  for_each_stage(node, "normalizers", 0, [&](const JsonNode& stage) {
+  for_each_stage(node, "normalizers", [&](const JsonNode& stage) {
     const std::string_view type = type_of(stage);
     const auto form = std::find_if(forms.begin(), forms.end(), [&](const auto& known) { return known.first == type; });
     NormalizeStep step{NormalizeStep::Kind::form};
@@ -115,7 +115,7 @@ std::vector<NormalizeStep> read_normalizers(const JsonNode& node) {
 std::vector<PreTokenizeStep> read_pre_tokenizers(const JsonNode& node) {
   std::vector<PreTokenizeStep> steps;
   bool byte_level = false;
-  for_each_stage(node, "pretokenizers", 0, [&](const JsonNode& stage) {
+  for_each_stage(node, "pretokenizers", [&](const JsonNode& stage) {
     if (byte_level) fail("{}: a stage behind ByteLevel is not supported", stage.where());
     const std::string_view type = type_of(stage);
     if (type == "Split") {
@@ -138,9 +138,11 @@ std::vector<PreTokenizeStep> read_pre_tokenizers(const JsonNode& node) {
 }
 
 std::vector<DecodeStep> read_decoders(const JsonNode& node) {
+  constexpr double most_growth = 64;
   std::vector<DecodeStep> steps;
   bool fused = false;
-  for_each_stage(node, "decoders", 0, [&](const JsonNode& stage) {
+  double growth = 1;
+  for_each_stage(node, "decoders", [&](const JsonNode& stage) {
     const std::string_view type = type_of(stage);
     if (fused && type != "Strip" && type != "Fuse")
       fail("{}: a stage of type \"{}\" behind Fuse is not supported (Strip is)", stage.where(), type);
@@ -151,6 +153,10 @@ std::vector<DecodeStep> read_decoders(const JsonNode& node) {
       if (pattern.is_regex) fail("{}: a decoder's pattern must be a \"String\"", pattern.where);
       step.pattern = std::move(pattern.text);
       step.content = stage.at("content").string();
+      growth *= std::max(1.0, static_cast<double>(step.content.size()) / static_cast<double>(step.pattern.size()));
+      if (growth > most_growth)
+        fail("{}: the decoder can make a text more than {} times as long; this program does not read such tokenizers",
+             stage.where(), most_growth);
     } else if (type == "ByteFallback") {
       stage.allow_only({"type"});
       step.kind = DecodeStep::Kind::byte_fallback;
@@ -182,7 +188,7 @@ std::vector<DecodeStep> read_decoders(const JsonNode& node) {
 // ByteLevel, says how its words are undone.
 void check_byte_level_decoder(const JsonNode& node) {
   int stages = 0;
-  for_each_stage(node, "decoders", 0, [&](const JsonNode& stage) {
+  for_each_stage(node, "decoders", [&](const JsonNode& stage) {
     if (type_of(stage) != "ByteLevel") refuse_type(stage, "ByteLevel");
     ++stages;
   });

@@ -2,6 +2,7 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -46,6 +47,57 @@ class StandIns {
 
 constexpr std::size_t longest_pattern = 4096;
 constexpr std::size_t jit_stack = 1 << 20;
+constexpr std::uint32_t most_heap_kib = 512 << 10;  // of the interpreter; PCRE2's own limit is 20 GB
+// Where a pattern looks far ahead from every place, a search that finds nothing takes time that is quadratic in the
+// text. So a call tries few places, and twice as many as the one before if that was quick.
+constexpr std::size_t places_at_first = 256;
+constexpr double quick_seconds = 5e-3;
+// Of searches in all texts together: patterns of published tokenizers need 0.02 s for a megabyte, or 0.5 s without the
+// just-in-time compiler.
+constexpr double first_seconds = 0.5, seconds_of_byte = 2e-6;
+
+double seconds_of(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// How long searches have taken. A process may be stopped or wait for a core, so what counts in the end is the thread's
+// own time; asking for that is slow, and only begins where the other clock says that too much has passed.
+class SearchTime {
+ public:
+  void start(std::size_t text_bytes) {
+    bytes_ += static_cast<double>(text_bytes);
+    searches_ = 0;
+    since_ = seconds_of(clock_);
+  }
+  // After each search. Now and then it looks at the clock.
+  void searched() {
+    ++searches_;
+    if ((searches_ & (searches_ - 1)) == 0 || searches_ % 16 == 0) look();
+  }
+  // Returns the seconds since it last looked.
+  double look() {
+    const double now = seconds_of(clock_), passed = now - std::exchange(since_, now);
+    spent_ += passed;
+    return passed;
+  }
+  bool too_long() {
+    if (spent_ <= first_seconds + seconds_of_byte * bytes_) return false;
+    if (clock_ == CLOCK_THREAD_CPUTIME_ID) return true;
+    clock_ = CLOCK_THREAD_CPUTIME_ID;
+    since_ = seconds_of(clock_);
+    spent_ = bytes_ = 0;
+    return false;
+  }
+
+ private:
+  clockid_t clock_ = CLOCK_MONOTONIC;
+  std::uint64_t searches_ = 0;  // in this text
+  double since_ = 0, spent_ = 0, bytes_ = 0;
+};
+
+bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0u) == 0x80u; }
 
 }  // namespace
 
@@ -67,6 +119,7 @@ struct SplitPattern::Scratch::Pcre2 {
         stack(pcre2_jit_stack_create(32 * 1024, jit_stack, nullptr)) {
     if (match == nullptr || context == nullptr || stack == nullptr) throw std::bad_alloc();
     pcre2_jit_stack_assign(context, nullptr, stack);
+    pcre2_set_heap_limit(context, most_heap_kib);
   }
   ~Pcre2() {
     pcre2_match_data_free(match);
@@ -79,6 +132,7 @@ struct SplitPattern::Scratch::Pcre2 {
   pcre2_match_data* match;
   pcre2_match_context* context;
   pcre2_jit_stack* stack;
+  SearchTime time;
 };
 
 SplitPattern::Scratch::Scratch() = default;
@@ -99,8 +153,8 @@ pcre2_code* compile(std::string_view pattern, std::uint32_t options, const std::
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);  // what "." does not match, as in Oniguruma
   int error = 0;
   PCRE2_SIZE at = 0;
-  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options | PCRE2_UTF,
-                                   &error, &at, context);
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                                   options | PCRE2_UTF | PCRE2_USE_OFFSET_LIMIT, &error, &at, context);
   pcre2_compile_context_free(context);
   if (code == nullptr) {
     std::array<PCRE2_UCHAR, 256> message{};
@@ -140,6 +194,7 @@ SplitPattern SplitPattern::literal(std::string_view text, const std::string& whe
 void SplitPattern::start(std::string_view text, Scratch& scratch) const {
   if (scratch.pcre2_ == nullptr) scratch.pcre2_ = std::make_unique<Scratch::Pcre2>(code_->code);
   scratch.text_ = text;
+  scratch.pcre2_->time.start(text.size());
   if (!code_->uses_stand_ins) return;
   const StandIns& stand_ins = StandIns::get();
   bool replaced = false;
@@ -159,14 +214,31 @@ void SplitPattern::start(std::string_view text, Scratch& scratch) const {
 
 bool SplitPattern::next(std::size_t from, Scratch& scratch, Match& match) const {
   Scratch::Pcre2& pcre2 = *scratch.pcre2_;
-  const auto search = [&](std::uint32_t options) {
-    return pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(scratch.text_.data()), scratch.text_.size(), from,
-                       options | PCRE2_NO_UTF_CHECK, pcre2.match, pcre2.context);
+  const std::string_view text = scratch.text_;
+  int result = PCRE2_ERROR_NOMATCH;
+  const auto search = [&](std::size_t at, std::uint32_t options) {
+    result = pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
+                         options | PCRE2_NO_UTF_CHECK, pcre2.match, pcre2.context);
   };
-  int result = search(0);
-  if (result == PCRE2_ERROR_JIT_STACKLIMIT)
-    result = search(PCRE2_NO_JIT);  // the interpreter keeps its state on the heap
-  if (result == PCRE2_ERROR_NOMATCH) return false;
+  std::size_t places = places_at_first;
+  for (std::size_t at = from;;) {
+    pcre2_set_offset_limit(pcre2.context, at + places);
+    search(at, 0);
+    if (result == PCRE2_ERROR_JIT_STACKLIMIT) search(at, PCRE2_NO_JIT);  // the interpreter keeps its state on the heap
+    pcre2.time.searched();
+    if (result != PCRE2_ERROR_NOMATCH) break;
+    const bool quick = pcre2.time.look() < quick_seconds;
+    if (pcre2.time.too_long()) break;
+    at += places + 1;
+    while (at < text.size() && is_continuation(text[at])) ++at;
+    if (at >= text.size()) return false;
+    if (quick) places *= 2;
+  }
+  if (pcre2.time.too_long())
+    fail(
+        "{}: the split pattern takes far longer to search a text of {} bytes than patterns do; this program does not "
+        "read such patterns",
+        code_->where, text.size());
   if (result < 0) {
     std::array<PCRE2_UCHAR, 256> message{};
     pcre2_get_error_message(result, message.data(), message.size());

@@ -40,7 +40,8 @@ class SplitPattern {
 
   // Sets the text to search (valid UTF-8), which must outlive the search.
   void start(std::string_view text, Scratch& scratch) const;
-  // The leftmost match at or behind `from`; false if there is none. Throws Error if the pattern takes too many steps.
+  // The leftmost match at or behind `from`; false if there is none. Throws Error if the pattern takes too many steps,
+  // or far longer than patterns do for as much text as this scratch has seen.
   bool next(std::size_t from, Scratch& scratch, Match& match) const;
 
  private:

@@ -45,9 +45,9 @@ TokenBound token_bound_of(const TokenizerSpec& spec) {
         const std::uint64_t most = canonical ? 3 : 11, most_of_escape = step.form == NormalForm::nfc ? 1
                                                                         : canonical                  ? 2
                                                                                                      : 6;
-        bound.other *= most;
-        bound.front *= most;
-        bound.ascii *= ascii_stays ? most_of_escape : most;
+        TokenBound::multiply(bound.other, most);
+        TokenBound::multiply(bound.front, most);
+        TokenBound::multiply(bound.ascii, ascii_stays ? most_of_escape : most);
         break;
       }
       case NormalizeStep::Kind::prepend:

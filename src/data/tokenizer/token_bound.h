@@ -15,9 +15,13 @@ struct TokenBound {
   std::uint64_t ascii = 1, other = 1, front = 0;
 
   void grow(std::uint64_t by) {
-    ascii *= by;
-    other *= by;
-    front *= by;
+    for (std::uint64_t* part : {&ascii, &other, &front}) multiply(*part, by);
+  }
+  // No further than 2^32, so that no product of steps becomes small again. A text does not become as much longer: the
+  // normalizer refuses that (normalize_steps.h).
+  static void multiply(std::uint64_t& part, std::uint64_t by) {
+    constexpr std::uint64_t most = std::uint64_t{1} << 32;
+    part = by != 0 && part > most / by ? most : part * by;
   }
   std::uint64_t of(std::string_view text) const;
 };

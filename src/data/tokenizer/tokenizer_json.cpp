@@ -152,6 +152,10 @@ AddedToken read_added_token(const JsonNode& node) {
   token.normalized = node.flag("normalized");
   token.special = node.flag("special");
   if (token.content.empty()) fail("{}.content is empty", node.where());
+  // At each place of a text it may be compared to its end.
+  constexpr std::size_t longest = 1000;
+  if (token.content.size() > longest)
+    fail("{}.content has {} bytes, {} at most are read", node.where(), token.content.size(), longest);
   return token;
 }
 
@@ -198,6 +202,8 @@ void read_added_tokens(const JsonNode& list, TokenizerSpec& spec) {
 
 // ---- post-processor ----
 
+constexpr std::size_t max_template_ids = 1000;
+
 void read_template(const JsonNode& node, TokenizerSpec& spec) {
   node.allow_only({"type", "single", "pair", "special_tokens"});
   const JsonNode single = node.at("single");
@@ -217,6 +223,8 @@ void read_template(const JsonNode& node, TokenizerSpec& spec) {
     const JsonNode ids = special_tokens.at(token).at("ids");
     std::size_t id_index = 0;
     for (const JsonElement id : ids.array()) {
+      if (spec.before.size() + spec.after.size() == max_template_ids)
+        fail("{} adds more than {} tokens to a text; no more are read", single.where(), max_template_ids);
       (sequence_seen ? spec.after : spec.before).push_back(ids.element(id, id_index++).id(Vocabulary::max_vocabulary));
     }
   }
@@ -225,7 +233,7 @@ void read_template(const JsonNode& node, TokenizerSpec& spec) {
 
 void read_post_processor(const JsonNode& node, TokenizerSpec& spec) {
   bool has_template = false;
-  for_each_stage(node, "processors", 0, [&](const JsonNode& stage) {
+  for_each_stage(node, "processors", [&](const JsonNode& stage) {
     if (type_of(stage) == "ByteLevel") return;  // changes offsets, not ids
     if (type_of(stage) != "TemplateProcessing") refuse_type(stage, "TemplateProcessing or ByteLevel");
     if (has_template) fail("{}: more than one TemplateProcessing is not supported", stage.where());

@@ -144,9 +144,10 @@ void read_rope(const ConfigReader& config, const Family& family, DecoderSpec& sp
                             family.rope_theta, family, spec);
 }
 
-// Later code multiplies these sizes in 64 bits, and lists every layer and every parameter. The limits are far beyond
-// any model; a file that exceeds them would not say so, it would overflow or eat the memory.
-constexpr std::int64_t widest = std::int64_t{1} << 24, deepest = std::int64_t{1} << 14;
+// Later code multiplies these sizes in 64 bits, and lists every layer and every parameter; a plan takes half a megabyte
+// for a layer. The limits are far beyond any model; a file that exceeds them would not say so, it would overflow or eat
+// the memory.
+constexpr std::int64_t widest = std::int64_t{1} << 24, deepest = std::int64_t{1} << 10;
 
 void require_at_most(const ConfigReader& config, std::string_view key, std::int64_t value, std::int64_t limit) {
   if (value > limit) config.refuse(key, fmt::format("{} is more than any model has (at most {})", value, limit));
