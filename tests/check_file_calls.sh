@@ -12,6 +12,10 @@
 #                            remove by name in them
 #   io/temporary_cache.cpp   opens its directory, to hold it and to empty it from a signal handler
 #   io/run_lock.cpp          opens a file that it locks, with the same guards and no link followed
+# JSON of others is parsed with a limit on its depth (base/json_tree.h); those that have one of their own:
+#   model/config.cpp, options/deepspeed_json.cpp, plan/machine/hardware.cpp, checkpoint/trainer_state.cpp
+# and checkpoint/export.cpp, checkpoint/rope_extension.cpp, options/deepspeed_config.cpp, options/hjson.cpp, plan/machine/rate_cache.cpp parse
+# what has been through one of these, or is the program's own.
 # usage: check_file_calls.sh SRC_DIR
 set -eu
 cd "$1"
@@ -22,5 +26,12 @@ found=$(grep -rnE "$calls" . --include='*.h' --include='*.cpp' --include='*.cu' 
 if [ -n "$found" ]; then
   echo "$found"
   echo "check_file_calls: files are opened through base/file.h and copied through base/file_system.h" >&2
+  exit 1
+fi
+parsers='^(base/json_tree\.h|(model/config|options/deepspeed_json|options/deepspeed_config|options/hjson|plan/machine/hardware|plan/machine/rate_cache|checkpoint/trainer_state|checkpoint/export|checkpoint/rope_extension)\.cpp):'
+found=$(grep -rniE 'json::parse[[:space:]]*\(' . --include='*.h' --include='*.cpp' | sed 's|^\./||' | grep -vE "$parsers" || true)
+if [ -n "$found" ]; then
+  echo "$found"
+  echo "check_file_calls: JSON is parsed through base/json_tree.h, which limits its depth" >&2
   exit 1
 fi

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/character.h"
 #include "base/error.h"
 #include "base/file_system.h"
 #include "base/log.h"
@@ -50,13 +51,15 @@ std::string printable(std::string_view text, std::size_t max_bytes) {
     text = text.substr(0, end);
     cut = true;
   }
-  for (const char c : text) {
-    const auto u = static_cast<unsigned char>(c);
-    if (u < 0x20 || u == 0x7f) {
-      out += fmt::format("\\x{:02x}", u);
-    } else {
-      out += c;
-    }
+  while (!text.empty()) {
+    const Character c = first_character(text);
+    if (!steers_terminal(c))
+      out += text.substr(0, c.bytes);
+    else if (c.code < 0x100)
+      out += fmt::format("\\x{:02x}", c.code);
+    else
+      out += fmt::format("\\u{:04x}", c.code);
+    text.remove_prefix(c.bytes);
   }
   return cut ? out + "..." : out;
 }

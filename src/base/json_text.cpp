@@ -91,6 +91,29 @@ std::optional<std::string> with_plain_numbers(std::string_view json) {
   return replaced_numbers(json, [](std::string_view, std::string plain) { return plain; });
 }
 
+bool nests_deeper(std::string_view json, std::size_t levels) {
+  std::size_t depth = 0;
+  for (std::size_t i = 0; i < json.size();) {
+    switch (json[i]) {
+      case '"':
+        i = behind_string(json, i);
+        continue;
+      case '[':
+      case '{':
+        if (++depth > levels) return true;
+        break;
+      case ']':
+      case '}':
+        if (depth > 0) --depth;
+        break;
+      default:
+        break;
+    }
+    ++i;
+  }
+  return false;
+}
+
 HeldNumbers::HeldNumbers(std::string_view json) : mark_("held number ") {
   while (json.find(mark_) != std::string_view::npos) mark_ += '-';
   const auto held = replaced_numbers(json, [&](std::string_view word, const std::string&) {

@@ -28,6 +28,9 @@ class HeldNumbers {
   std::vector<std::string> numbers_;
 };
 
+// Whether arrays and objects stand more than `levels` deep in one another. Text that is not JSON has an answer too.
+bool nests_deeper(std::string_view json, std::size_t levels);
+
 // Where and why a document that a parser refused is not JSON: ":LINE: REASON", to be put behind the file's name; the
 // reason alone, ": REASON", where another parser finds no fault. `reason` is that of the parser that refused.
 std::string json_fault(std::string_view json, std::string_view reason);

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <mutex>
@@ -52,14 +53,13 @@ struct Console {
 
   void show(LogLevel message_level, std::string_view text) {
     if (message_level < level) return;
-    std::string line(prefix_of(message_level));
-    line += text;
+    std::string line = std::string(prefix_of(message_level)).append(text);
     if (!terminal) {
       write_out(line + '\n');
       return;
     }
     const std::string progress_line = shown();
-    line = wrapped(printable_text(line), stderr_columns()) + '\n';
+    line = wrapped(line, stderr_columns()) + '\n';
     write_out((progress_line.empty() ? "" : clear_line) + line + progress_line);
   }
 
@@ -74,7 +74,7 @@ struct Console {
   void record(LogLevel message_level, std::string_view text) {
     if (!sink || message_level < LogLevel::detail) return;
     const std::string complaint = sink(message_level, std::string(prefix_of(message_level)).append(text));
-    if (!complaint.empty()) show(LogLevel::warning, complaint);
+    if (!complaint.empty()) show(LogLevel::warning, printable_text(complaint));
   }
 };
 
@@ -96,17 +96,20 @@ void set_log_sink(LogSink sink) {
 }
 
 void log_message(LogLevel level, std::string_view text) {
+  // What is written to a file or a pipe is shown on a terminal later.
+  const std::string shown = printable_text(text);
   Console& c = console();
   std::lock_guard lock(c.mutex);
-  c.show(level, text);
-  c.record(level, text);
+  c.show(level, shown);
+  c.record(level, shown);
 }
 
 void log_progress(std::string_view shown, std::string_view recorded) {
+  const std::string line = printable_text(shown);
   Console& c = console();
   std::lock_guard lock(c.mutex);
-  c.show(LogLevel::info, c.terminal ? std::string(shown) : time_stamp().append(" ").append(shown));
-  c.record(LogLevel::info, recorded);
+  c.show(LogLevel::info, c.terminal ? line : time_stamp().append(" ").append(line));
+  c.record(LogLevel::info, printable_text(recorded));
 }
 
 void write_result(std::string_view text) {
@@ -118,16 +121,18 @@ void log_result(std::string_view text) {
   Console& c = console();
   std::lock_guard lock(c.mutex);
   c.show_result(text);
-  c.record(LogLevel::info, text);
+  c.record(LogLevel::info, printable_text(text));
 }
 
-void set_progress_line(ProgressLine line, std::string_view text) {
+void set_progress_line(ProgressLine line, std::string_view given) {
+  std::string text = printable_text(given);
+  std::replace(text.begin(), text.end(), '\t', ' ');  // a tab's width is not known
   Console& c = console();
   std::lock_guard lock(c.mutex);
   if (c.level > LogLevel::info) return;
   if (c.terminal) {
     const std::string before = c.shown();
-    c.progress[static_cast<int>(line)] = printable_text(text);
+    c.progress[static_cast<int>(line)] = text;
     const std::string now = c.shown();
     if (!before.empty() || !now.empty()) write_out(clear_line + now);
   } else if (!text.empty()) {

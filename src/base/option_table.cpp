@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/json_tree.h"
 #include "base/quantities.h"
 
 namespace so {
@@ -204,7 +205,7 @@ std::string to_json(OptionsView options) {
 
 std::vector<OptionDifference> result_differences(OptionsView options, std::string_view record, std::string_view where,
                                                  std::span<const std::string_view> more) {
-  const json recorded = json::parse(record.begin(), record.end(), nullptr, /*allow_exceptions=*/false);
+  const json recorded = json_tree(record);
   if (!recorded.is_object()) fail("{}: the record of options is not a JSON object", where);
   std::vector<OptionDifference> differences;
   for (const OptionSpec& spec : options.rows().specs()) {

@@ -9,33 +9,12 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/character.h"
+
 namespace so {
 namespace {
 
 constexpr std::size_t fewest_columns = 20, usual_columns = 80, most_columns = 10000;
-
-struct Character {
-  std::uint32_t code = 0;
-  std::size_t bytes = 1;
-  bool valid = false;
-};
-
-// The character that `text`, which is not empty, begins with.
-Character first_of(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
-  const std::uint32_t lead = byte(0);
-  if (lead < 0x80) return {lead, 1, true};
-  const std::size_t bytes = lead >= 0xF0 && lead < 0xF5 ? 4 : lead >= 0xE0 && lead < 0xF0 ? 3 : lead >= 0xC2 ? 2 : 0;
-  if (bytes == 0 || lead >= 0xF5 || text.size() < bytes) return {lead, 1, false};
-  std::uint32_t code = lead & (0xFFu >> (bytes + 1));
-  for (std::size_t i = 1; i < bytes; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return {lead, 1, false};
-    code = code << 6 | (byte(i) & 0x3F);
-  }
-  const bool overlong = (bytes == 3 && code < 0x800) || (bytes == 4 && code < 0x10000);
-  if (overlong || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return {lead, 1, false};
-  return {code, bytes, true};
-}
 
 using Interval = std::pair<std::uint32_t, std::uint32_t>;
 
@@ -154,7 +133,7 @@ std::size_t stdout_columns() { return columns_behind(STDOUT_FILENO); }
 std::size_t columns_of(std::string_view text) {
   std::size_t columns = 0;
   while (!text.empty()) {
-    const Character c = first_of(text);
+    const Character c = first_character(text);
     columns += width_of(c);
     text.remove_prefix(c.bytes);
   }
@@ -164,7 +143,7 @@ std::size_t columns_of(std::string_view text) {
 std::size_t utf8_prefix(std::string_view text) {
   std::size_t bytes = 0;
   while (bytes < text.size()) {
-    const Character c = first_of(text.substr(bytes));
+    const Character c = first_character(text.substr(bytes));
     if (!c.valid) break;
     bytes += c.bytes;
   }
@@ -174,7 +153,7 @@ std::size_t utf8_prefix(std::string_view text) {
 std::string_view head_of(std::string_view text, std::size_t columns) {
   std::size_t bytes = 0;
   for (std::size_t used = 0; bytes < text.size();) {
-    const Character c = first_of(text.substr(bytes));
+    const Character c = first_character(text.substr(bytes));
     used += width_of(c);
     if (used > columns) break;
     bytes += c.bytes;
@@ -185,7 +164,7 @@ std::string_view head_of(std::string_view text, std::size_t columns) {
 std::string_view tail_of(std::string_view text, std::size_t columns) {
   std::size_t left = columns_of(text);
   while (left > columns) {
-    const Character c = first_of(text);
+    const Character c = first_character(text);
     left -= width_of(c);
     text.remove_prefix(c.bytes);
   }
@@ -196,12 +175,9 @@ std::string printable_text(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const Character c = first_of(text);
-    const bool control = c.valid && c.code != '\n' && (c.code < 0x20 || (c.code >= 0x7F && c.code < 0xA0));
-    if (!c.valid || control)
-      out += '?';
-    else
-      out += text.substr(0, c.bytes);
+    const Character c = first_character(text);
+    const bool stays = c.code == '\n' || c.code == '\t' || !steers_terminal(c);
+    out += stays ? text.substr(0, c.bytes) : "?";
     text.remove_prefix(c.bytes);
   }
   return out;

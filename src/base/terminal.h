@@ -28,7 +28,7 @@ std::size_t utf8_prefix(std::string_view text);
 std::string_view head_of(std::string_view text, std::size_t columns);
 std::string_view tail_of(std::string_view text, std::size_t columns);
 
-// Text as it may be written to a terminal: control characters other than '\n', and bytes that are not UTF-8, are '?'.
+// Text as it may be written to a terminal: what steers one (base/character.h), but for line ends and tabs, is '?'.
 std::string printable_text(std::string_view text);
 
 // Breaks lines at spaces so that each takes at most `columns`; what continues a line is indented by two more than it. A

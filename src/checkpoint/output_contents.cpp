@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
+#include "base/json_tree.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/trainer_state.h"
@@ -53,7 +54,7 @@ bool is_our_metrics(const fs::path& file) {
   if (type_of(file) != fs::file_type::regular) return false;
   const std::string text = first_bytes(file, 1 << 20);
   if (text.empty()) return true;
-  const auto line = nlohmann::json::parse(text.substr(0, text.find('\n')), nullptr, /*allow_exceptions=*/false);
+  const auto line = json_tree(std::string_view(text).substr(0, text.find('\n')));
   if (!line.is_object() || !line.contains("step")) return false;
   return line.contains("reference_tflops") || line.contains("eval_loss") || line.contains("summary") ||
          line.contains("start");

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_tree.h"
 
 namespace so {
 namespace {
@@ -15,7 +16,7 @@ std::int64_t steps_of(const LengthOptions& options, const BatchIterator& batches
 }  // namespace
 
 TrainOptions with_recorded_split(const TrainOptions& asked, const std::string& record, const std::string& state_file) {
-  const auto recorded = nlohmann::json::parse(record, nullptr, /*allow_exceptions=*/false);
+  const auto recorded = json_tree(record);
   if (!recorded.is_object()) return asked;
   const auto number = [&](const char* name, std::int64_t otherwise) {
     const auto it = recorded.find(name);
@@ -50,7 +51,7 @@ TrainOptions with_recorded_split(const TrainOptions& asked, const std::string& r
 }
 
 LengthOptions recorded_length(const LengthOptions& asked, const std::string& record) {
-  const auto recorded = nlohmann::json::parse(record, nullptr, /*allow_exceptions=*/false);
+  const auto recorded = json_tree(record);
   if (!recorded.is_object()) return asked;
   TrainOptions options;  // the table's rows know how a value stands in a record
   for (const char* name : {"max_steps", "num_train_epochs"}) {

@@ -7,6 +7,7 @@
 #include "base/cpus.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/standard_output.h"
 #include "base/standard_streams.h"
 #include "base/terminal.h"
 #include "checkpoint/directory_dtype.h"
@@ -105,7 +106,7 @@ class Conversation {
     const Answer answer = loaded_.generator().answer(
         encoder_.tokenizer(), prompt, settings, random_,
         [](const std::string& piece) {
-          fmt::print("{}", ::isatty(STDOUT_FILENO) == 1 ? printable_text(piece) : piece);
+          print_exactly(piece);
           flush_standard_output();
         },
         [&] { return interrupt.requested(); });

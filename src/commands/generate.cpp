@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/standard_input.h"
+#include "base/standard_output.h"
 #include "base/standard_streams.h"
 #include "checkpoint/directory_dtype.h"
 #include "commands/command.h"
@@ -137,7 +138,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   std::mt19937_64 random(static_cast<std::uint64_t>(options.seed));
   const auto emit = [&](const std::string& piece) {
     if (options.json) return;
-    fmt::print("{}", piece);
+    print_exactly(piece);
     flush_standard_output();  // nobody reads on: stop
   };
   const auto start = std::chrono::steady_clock::now();
@@ -152,7 +153,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
                                 {"prompt_tokens", prompt.size()},
                                 {"finish_reason", answer.reason},
                                 {"tokens_per_s", static_cast<double>(answer.ids.size()) / seconds}};
-  fmt::print("{}\n", result.dump());
+  print_json(result.dump());
   return exit_ok;
 }
 

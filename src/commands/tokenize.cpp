@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/standard_input.h"
+#include "base/standard_output.h"
 #include "commands/command.h"
 #include "commands/support/show_record.h"
 #include "data/data_files.h"
@@ -127,7 +128,7 @@ int show_record(const TokenizeOptions& options) {
                                   {"tokens", nlohmann::json::array()}};
     for (const std::int32_t id : example.ids) result["tokens"].push_back(encoder.tokenizer().id_to_token(id));
     result["truncated"] = example.truncated;
-    fmt::print("{}\n", result.dump());
+    print_json(result.dump());
     return exit_ok;
   }
   fmt::print("{}", shown_example(example, encoder.tokenizer(), use_color(options.color)));
@@ -143,7 +144,10 @@ int run(const TokenizeOptions& options, const OptionOrigins&) {
     const std::vector<std::int32_t> ids = parse_ids(*options.decode);
     warn_of_unused(ids, tokenizer);
     const std::string text = tokenizer.decode(ids, options.no_special_tokens);
-    fmt::print("{}\n", options.json ? nlohmann::json{{"text", text}}.dump() : text);
+    if (options.json)
+      print_json(nlohmann::json{{"text", text}}.dump());
+    else
+      print_exactly(text + "\n");
     return exit_ok;
   }
   std::string text = options.text;
@@ -159,7 +163,7 @@ int run(const TokenizeOptions& options, const OptionOrigins&) {
     nlohmann::ordered_json result{{"ids", ids}, {"tokens", nlohmann::json::array()}};
     for (const std::int32_t id : ids) result["tokens"].push_back(tokenizer.id_to_token(id));
     result["special_tokens_in_text"] = in_text;
-    fmt::print("{}\n", result.dump());
+    print_json(result.dump());
   } else {
     std::string line;
     for (const std::int32_t id : ids) line += fmt::format("{}{}", line.empty() ? "" : " ", id);

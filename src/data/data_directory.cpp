@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
+#include "base/json_tree.h"
 #include "data/tables/table_reader.h"
 
 namespace so {
@@ -59,11 +60,10 @@ std::string choose_split(const std::set<std::string>& splits, const fs::path& di
 }
 
 nlohmann::json description(const fs::path& file) {
-  try {
-    return nlohmann::json::parse(read_text_file(file, most_description_bytes));
-  } catch (const nlohmann::json::exception&) {
+  nlohmann::json tree = json_tree(read_text_file(file, most_description_bytes));
+  if (tree.is_discarded())
     fail("{}: not valid JSON, so the data set beside it cannot be read; save it again", printable_path(file));
-  }
+  return tree;
 }
 
 // A name that leads out of its directory is none that datasets writes.

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_tree.h"
 #include "data/chat/conversation.h"
 #include "data/example.h"
 #include "data/records.h"
@@ -24,7 +25,7 @@ constexpr std::string_view blank = " \t\r\n";
 // An empty answer where a prompt stands alone, so that the record is one of those that are trained on; a "prompt" that
 // is a list of messages is a conversation.
 std::string as_record(std::string_view text) {
-  Json record = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json record = json_tree<Json>(text);
   if (!record.is_object() || record.contains("messages") || record.contains("conversations")) return std::string(text);
   if (record.contains("instruction")) {
     record["output"] = "";
@@ -38,13 +39,13 @@ std::string as_record(std::string_view text) {
 }
 
 bool ends_with_answer(std::string_view conversation) {
-  const Json record = Json::parse(conversation, nullptr, /*allow_exceptions=*/false);
+  const Json record = json_tree<Json>(conversation);
   if (!record.is_object()) return false;
   const auto turns = record.contains("messages") ? record.find("messages") : record.find("conversations");
   if (turns == record.end() || !turns->is_array() || turns->empty() || !turns->back().is_object()) return false;
   const Json& last = turns->back();
-  const std::string speaker = last.value("role", last.value("from", std::string()));
-  return speaker == "assistant" || speaker == "gpt" || speaker == "model";
+  const auto speaker = last.contains("role") ? last.find("role") : last.find("from");
+  return speaker != last.end() && (*speaker == "assistant" || *speaker == "gpt" || *speaker == "model");
 }
 
 class PromptReader {

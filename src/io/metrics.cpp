@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json_tree.h"
 
 namespace so {
 namespace {
@@ -85,7 +86,7 @@ bool has_metrics_line(const std::filesystem::path& output_directory, std::int64_
   while (!rest.empty()) {
     const std::size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
-    const auto object = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+    const auto object = json_tree(line);
     if (object.is_object() && object.contains(key) && object.contains("step") && object["step"] == step) return true;
     if (end == rest.npos) break;
     rest.remove_prefix(end + 1);

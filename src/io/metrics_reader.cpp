@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_tree.h"
 
 namespace so {
 namespace {
@@ -192,7 +193,7 @@ class MetricsReader {
   }
 
   const char* take_rare(std::int64_t step, std::string_view bytes) {
-    const Json line = Json::parse(bytes, nullptr, /*allow_exceptions=*/false);
+    const Json line = json_tree<Json>(bytes);
     if (!line.is_object()) return "is no JSON object";
     run_.ended = line.contains("summary");
     if (!run_.ended)

@@ -18,6 +18,7 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "base/hash.h"
+#include "base/json_tree.h"
 
 namespace so {
 namespace {
@@ -107,7 +108,7 @@ std::optional<FileNames> OwnFiles::read_unlocked() const {
   }
   if (!S_ISREG(status.st_mode)) fail_damaged(file, "is not a regular file");
   const std::string text = read_text_file(file, max_record_bytes);
-  const json record = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json record = json_tree(text);
   const auto key = [&](const char* name) {
     return record.is_object() && record.contains(name) ? record[name] : json();
   };
@@ -127,7 +128,7 @@ std::optional<FileNames> OwnFiles::read_unlocked() const {
 void OwnFiles::write_unlocked(const FileNames& names) const {
   for (const std::string& name : names) SO_CHECK(stays_inside(name), "{} for the record of files", name);
   // A name that is not UTF-8 is recorded with U+FFFD: it is then nobody's, and stays.
-  const json files = json::parse(json(names).dump(-1, ' ', false, json::error_handler_t::replace));
+  const json files = json_tree(json(names).dump(-1, ' ', false, json::error_handler_t::replace));
   const nlohmann::ordered_json record{{format_key, record_version}, {"files", files}, {"checksum", checksum_of(files)}};
   write_text_file_atomically(directory_ / own_files_record, record.dump(1) + "\n");
 }

@@ -6,6 +6,8 @@
 #include <optional>
 #include <system_error>
 
+#include "base/json_tree.h"
+
 namespace so {
 namespace {
 
@@ -30,7 +32,7 @@ std::int64_t number_at(const nlohmann::json& line, const char* key) {
 
 std::optional<Sample> sample_of(std::string_view text) {
   if (text.size() > most_sample_bytes) return std::nullopt;
-  const auto line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto line = json_tree(text);
   if (!line.is_object()) return std::nullopt;
   Sample sample{.step = number_at(line, "step"),
                 .sample = number_at(line, "sample"),

@@ -5,13 +5,14 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_tree.h"
 
 namespace so {
 namespace {
 
 std::int64_t step_of_line(std::string_view line, const std::filesystem::path& path, const std::string& kind,
                           std::size_t number) {
-  const auto object = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  const auto object = json_tree(line);
   if (object.is_object()) {
     const auto step = object.find("step");
     if (step != object.end() && step->is_number_integer()) return step->get<std::int64_t>();

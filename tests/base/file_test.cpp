@@ -32,6 +32,7 @@ using io_test::write_file;
 TEST(Printable, EscapesControlCharactersAndCutsAtACharacter) {
   EXPECT_EQ(printable("model.weight"), "model.weight");
   EXPECT_EQ(printable("a\nb\x7f"), "a\\x0ab\\x7f");
+  EXPECT_EQ(printable("a\x1b[2J\u009b2J\x9b\u202e.\u2028"), "a\\x1b[2J\\x9b2J\\x9b\\u202e.\\u2028");
   EXPECT_EQ(printable("größe", 3), "gr...");  // the third byte is half of the ö
   EXPECT_EQ(printable("größe", 4), "grö...");
 }

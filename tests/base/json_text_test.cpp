@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_tree.h"
+
 namespace so {
 namespace {
 
@@ -57,6 +59,23 @@ TEST(JsonText, HeldNumbersComeBackAsTheyWere) {
 TEST(JsonText, AFaultIsNamedWithItsLine) {
   EXPECT_EQ(json_fault("{\n\"a\": NaN,\n oops}", "reason"), ":3: reason");
   EXPECT_EQ(json_fault("{\"a\": 1000000000000000000000000000}", "too deep"), ": too deep");
+}
+
+TEST(JsonTrees, HaveADepthThatEveryStackBears) {
+  EXPECT_FALSE(nests_deeper("[[1],{\"a\":[2]}]", 3));
+  EXPECT_TRUE(nests_deeper("[[1],{\"a\":[2]}]", 2));
+  EXPECT_FALSE(nests_deeper(R"({"[[[[":"]}{{\"[[[\\"})", 1));
+  const std::string deep(3'000'000, '['), objects = [] {
+    std::string text;
+    for (int i = 0; i < 1'000'000; ++i) text += "{\"a\":";
+    return text;
+  }();
+  for (const std::string& text : {deep, objects, deep + std::string(deep.size(), ']'), "{\"a\":" + deep})
+    EXPECT_TRUE(json_tree(text).is_discarded());
+  const std::string most(max_json_depth, '['), closed = most + std::string(max_json_depth, ']');
+  EXPECT_EQ(nlohmann::json(json_tree(closed)).dump(), closed);
+  EXPECT_TRUE(json_tree("[" + closed + "]").is_discarded());
+  EXPECT_TRUE(json_tree("").is_discarded());
 }
 
 }  // namespace

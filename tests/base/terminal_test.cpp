@@ -33,9 +33,12 @@ TEST(Terminal, FindsTheFirstByteThatIsNotUtf8) {
 }
 
 TEST(Terminal, ShowsNoControlCharacters) {
-  EXPECT_EQ(printable_text("a\x1b[2Jb\r\nc\td\x7f"), "a?[2Jb?\nc?d?");
+  EXPECT_EQ(printable_text("a\x1b[2Jb\r\nc\td\x7f"), "a?[2Jb?\nc\td?");
   EXPECT_EQ(printable_text("\xc2\x9bx\xff"), "?x?") << "CSI as one character, and a stray byte";
   EXPECT_EQ(printable_text("\u6a21\u578b"), "\u6a21\u578b");
+  EXPECT_EQ(printable_text("a\u202egnp.exe\u2066\u2069b\u2028c"), "a?gnp.exe??b?c") << "what turns the order of text";
+  EXPECT_EQ(printable_text("\u05e9\u200f \u0639\u200d"), "\u05e9\u200f \u0639\u200d")
+      << "marks of Hebrew and Arabic text";
 }
 
 TEST(Terminal, WrapsAtSpaces) {

@@ -283,6 +283,17 @@ TEST_F(Samples, AreRefusedBeforeAnythingIsWritten) {
   refused(command("new"), {"prompts.txt:2", "none of the keys"});
   write_file(prompts_, R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]})");
   refused(command("new"), {"prompts.txt:1", "ends with an answer"});
+  write_file(prompts_, R"({"conversations":[{"from":"human","value":"a"},{"from":null,"value":"b"}]})");
+  refused(command("new"), {"prompts.txt:1", "message 2", "\"from\" must be a string"});
+  write_file(prompts_, R"({"messages":[{"role":null,"from":"human","value":"b"}]})");
+  refused(command("new"), {"prompts.txt:1", "\"role\" must be a string"});
+  for (const std::string& begin : {std::string(), std::string(R"({"prompt":)"), std::string(R"({"messages":)")}) {
+    write_file(prompts_, begin + std::string(3'000'000, '['));
+    refused(command("new"), {"prompts.txt", "not valid JSON"});
+    write_file(prompts_,
+               begin + std::string(3'000'000, '[') + std::string(3'000'000, ']') + (begin.empty() ? "" : "}"));
+    refused(command("new"), {"prompts.txt"});
+  }
   write_file(prompts_, R"({"input_ids":[1,2]})");
   refused(command("new"), {"prompts.txt:1", "token id record is no prompt"});
   fs::remove(model_ / "chat_template.jinja");

@@ -50,6 +50,16 @@ TEST_F(OwnFilesTest, NamesThatAreNotUtf8BelongToNobody) {
   EXPECT_FALSE(own_.read()->contains("LICENSE\xff"));
 }
 
+TEST_F(OwnFilesTest, ARecordOfBracketsIsDamaged) {
+  for (const std::string& text :
+       {std::string(3'000'000, '['), std::string(3'000'000, '[') + std::string(3'000'000, ']')}) {
+    write_file(record(), text);
+    expect_refused({"is damaged"});
+    write_file(record(), R"({"superoffload": 1, "checksum": "0", "files": )" + text + "}");
+    expect_refused({"is damaged"});
+  }
+}
+
 TEST_F(OwnFilesTest, ThreadsTakeTurns) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_tree.h"
 #include "base/log.h"
 #include "doctor/partition/partition.h"
 
@@ -46,7 +47,7 @@ std::string record_of(const Partition& partition, const std::string& cpus) {
 // The groups in the record. It names no others than this program makes, so that none can be removed by it.
 std::vector<std::string> recorded_groups(const std::string& text) {
   std::vector<std::string> groups;
-  const auto record = nlohmann::json::parse(text, nullptr, false);
+  const auto record = json_tree(text);
   const bool good = record.is_object() && record.contains("groups") && record["groups"].is_array();
   for (const auto& name : good ? record["groups"] : nlohmann::json::array())
     if (name == feeding_group || name == adamw_group) groups.push_back(name.get<std::string>());

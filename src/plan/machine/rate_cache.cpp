@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/json_tree.h"
 #include "base/log.h"
 #include "io/cache_directory.h"
 #include "io/contained_files.h"
@@ -114,8 +115,7 @@ std::optional<RateCache::Found> RateCache::find(const RateKey& key, std::time_t 
     return std::nullopt;
   };
   try {
-    const auto file = nlohmann::json::parse(text_of(open_own_file(path), largest_file), nullptr,
-                                            /*allow_exceptions=*/false);
+    const auto file = json_tree(text_of(open_own_file(path), largest_file));
     if (!file.is_object() || !file.contains("key") || !file.contains("hardware") || !file.contains("measured_at") ||
         !file["measured_at"].is_number_integer())
       return unusable("not a file of measured rates");
@@ -147,8 +147,7 @@ void RateCache::store(const RateKey& key, const HardwareProfile& profile, std::t
 
 bool RateCache::learn(const RateKey& key, const LearnedRates& learned, std::time_t now) const {
   if (!find(key, now)) return false;
-  auto file = ordered_json::parse(text_of(open_own_file(path_of(key)), largest_file), nullptr,
-                                  /*allow_exceptions=*/false);
+  auto file = json_tree<ordered_json>(text_of(open_own_file(path_of(key)), largest_file));
   if (!file.is_object()) return false;  // replaced since
   ordered_json part;
   for (const auto& [name, rate] : learned_names) part[name] = learned.*rate;
