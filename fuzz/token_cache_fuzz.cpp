@@ -14,8 +14,8 @@
 
 namespace {
 
-constexpr std::size_t header_bytes = 512, documents_at = 32, tokens_at = 56, table_checksum_at = 88,
-                      content_checksum_at = 96, header_checksum_at = 504;
+constexpr std::size_t header_bytes = 4096, documents_at = 32, tokens_at = 56, table_checksum_at = 88,
+                      content_checksum_at = 96, header_checksum_at = 4088;
 
 std::uint64_t word(const std::vector<std::byte>& bytes, std::size_t at) {
   std::uint64_t value = 0;

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace so {
 namespace {
@@ -87,8 +88,46 @@ std::optional<std::string> replaced_numbers(std::string_view json, const Replace
 
 }  // namespace
 
+namespace {
+
+// The value of "\\uXXXX" at `at`, where that stands.
+std::optional<unsigned> escaped_unit(std::string_view json, std::size_t at) {
+  unsigned unit = 0;
+  if (json.substr(at, 2) != "\\u" || at + 6 > json.size()) return std::nullopt;
+  const auto read = std::from_chars(json.data() + at + 2, json.data() + at + 6, unit, 16);
+  return read.ptr == json.data() + at + 6 ? std::optional(unit) : std::nullopt;
+}
+
+std::optional<std::string> replaced_half_pairs(std::string_view json,
+                                               const std::function<std::string(std::string_view escape)>& replace) {
+  std::optional<std::string> out;
+  std::size_t copied = 0;
+  for (std::size_t i = 0; (i = json.find('\\', i)) != std::string_view::npos;) {
+    const auto unit = escaped_unit(json, i);
+    if (!unit || (*unit & 0xf800u) != 0xd800u) {
+      i += 2;  // another escape, of one character at least
+      continue;
+    }
+    const auto second = *unit < 0xdc00u ? escaped_unit(json, i + 6) : std::nullopt;
+    if (second && (*second & 0xfc00u) == 0xdc00u) {
+      i += 12;
+      continue;
+    }
+    if (!out) out.emplace();
+    out->append(json, copied, i - copied).append(replace(json.substr(i, 6)));
+    copied = i += 6;
+  }
+  if (out) out->append(json, copied);
+  return out;
+}
+
+}  // namespace
+
 std::optional<std::string> with_plain_numbers(std::string_view json) {
-  return replaced_numbers(json, [](std::string_view, std::string plain) { return plain; });
+  auto pairs = replaced_half_pairs(json, [](std::string_view) { return "\\ufdd1"; });
+  auto numbers = replaced_numbers(pairs ? std::string_view(*pairs) : json,
+                                  [](std::string_view, std::string plain) { return plain; });
+  return numbers ? std::move(numbers) : std::move(pairs);
 }
 
 bool nests_deeper(std::string_view json, std::size_t levels) {
@@ -121,6 +160,11 @@ HeldNumbers::HeldNumbers(std::string_view json) : mark_("held number ") {
     return fmt::format("\"{}{}\"", mark_, numbers_.size() - 1);
   });
   text_ = held ? *held : std::string(json);
+  const auto whole = replaced_half_pairs(text_, [&](std::string_view escape) {
+    halves_.emplace_back(escape);
+    return fmt::format("{}half {};", mark_, halves_.size() - 1);
+  });
+  if (whole) text_ = *whole;
 }
 
 std::string HeldNumbers::restored(std::string_view written) const {
@@ -128,6 +172,10 @@ std::string HeldNumbers::restored(std::string_view written) const {
   for (std::size_t i = 0; i < numbers_.size(); ++i) {
     const std::string held = fmt::format("\"{}{}\"", mark_, i);
     if (const std::size_t at = out.find(held); at != std::string::npos) out.replace(at, held.size(), numbers_[i]);
+  }
+  for (std::size_t i = 0; i < halves_.size(); ++i) {
+    const std::string held = fmt::format("{}half {};", mark_, i);
+    if (const std::size_t at = out.find(held); at != std::string::npos) out.replace(at, held.size(), halves_[i]);
   }
   return out;
 }

@@ -69,7 +69,7 @@ JoinedDocuments open_records(const EvalOptions& options, std::int64_t max_length
                              Runtime& runtime, Communicator& ranks, const SequenceGroups& groups) {
   TemporaryCache temporary;  // for where there is no other place; what was opened is mapped
   const std::string cache_dir = options.cache_dir.value_or("");
-  const DataPart files = all_files(data_files(options.data, "--data", DataUse::evaluation));
+  const DataPart files = all_files(data_files(options.data, "--data", DataUse::evaluation, Telling::log));
   std::vector<DatasetSource> sources;
   for (const std::filesystem::path& file : files)
     sources.emplace_back(DatasetOptions{file,

@@ -12,6 +12,7 @@
 #include "commands/support/show_record.h"
 #include "data/data_files.h"
 #include "data/model_encoder.h"
+#include "data/notes_log.h"
 #include "data/one_record.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/vocabulary.h"
@@ -114,26 +115,43 @@ void warn_of_unused(const std::vector<std::int32_t>& ids, const Tokenizer& token
 int show_record(const TokenizeOptions& options) {
   // The tokenizer alone decides: there need not be a model.
   const ModelEncoder encoder(options.model, Vocabulary::max_vocabulary, special_tokens(options.parse_special_tokens));
-  const DataPart files = all_files(data_files(*options.show, "--show", DataUse::training));
+  const DataPart files = all_files(data_files(*options.show, "--show", DataUse::training, Telling::log));
   const OneRecord one = read_one_record(files, options.record, encoder,
                                         {options.max_length, options.train_on_prompt, options.mask_history});
-  const Example& example = one.example;
+  bool truncated = false;
+  std::int64_t tokens = 0, trained = 0;
+  for (const Example& example : one.documents) {
+    truncated = truncated || example.truncated;
+    tokens += std::ssize(example.ids);
+    trained += example.trained;
+  }
   if (options.json) {
-    std::vector<std::int32_t> labels(example.ids.size(), kIgnored);
-    std::copy(example.targets.begin(), example.targets.end() - 1, labels.begin() + 1);
-    nlohmann::ordered_json result{{"location", one.location},
-                                  {"format", name_of(one.format)},
-                                  {"ids", example.ids},
-                                  {"labels", labels},
-                                  {"tokens", nlohmann::json::array()}};
-    for (const std::int32_t id : example.ids) result["tokens"].push_back(encoder.tokenizer().id_to_token(id));
-    result["truncated"] = example.truncated;
+    // Of a row that another program packed all documents, one behind another, with their lengths.
+    std::vector<std::int32_t> ids, labels;
+    nlohmann::ordered_json lengths = nlohmann::json::array(), texts = nlohmann::json::array();
+    for (const Example& example : one.documents) {
+      ids.insert(ids.end(), example.ids.begin(), example.ids.end());
+      labels.push_back(kIgnored);
+      labels.insert(labels.end(), example.targets.begin(), example.targets.end() - 1);
+      lengths.push_back(example.ids.size());
+    }
+    for (const std::int32_t id : ids) texts.push_back(encoder.tokenizer().id_to_token(id));
+    nlohmann::ordered_json result{
+        {"location", one.location}, {"format", name_of(one.format)}, {"ids", ids}, {"labels", labels},
+        {"tokens", texts},          {"truncated", truncated}};
+    if (one.documents.size() > 1) result["documents"] = lengths;
     print_json(result.dump());
     return exit_ok;
   }
-  fmt::print("{}", shown_example(example, encoder.tokenizer(), use_color(options.color)));
-  log_info("{}: {} record, {} tokens, {} of them trained on{}", one.location, name_of(one.format), example.ids.size(),
-           example.trained, example.truncated ? fmt::format("; cut to {}", options.max_length) : "");
+  for (const Example& example : one.documents) {
+    if (one.documents.size() > 1)
+      fmt::print("{}document of {} tokens:\n", &example == &one.documents.front() ? "" : "\n", example.ids.size());
+    fmt::print("{}", shown_example(example, encoder.tokenizer(), use_color(options.color)));
+  }
+  log_info("{}: {} record, {} tokens, {} of them trained on{}", one.location, name_of(one.format), tokens, trained,
+           truncated ? fmt::format("; cut to {}", options.max_length) : "");
+  const bool chat = one.format == RecordFormat::chat;
+  log_notes(one.location, one.notes, chat ? std::optional(encoder.chat_template()) : std::nullopt);
   return exit_ok;
 }
 

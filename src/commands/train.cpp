@@ -177,12 +177,13 @@ RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& 
                                           name},
                            encoder, run.runtime.host_pool());
   };
-  const std::vector<DataPart> parts = data_files(options.data, "--data", DataUse::training);
+  const std::vector<DataPart> parts = data_files(options.data, "--data", DataUse::training, Telling::log);
   DataPart files = all_files(parts);
   add(files, "data");
   const std::size_t for_training = files.size();
   if (options.eval_data) {
-    const DataPart evaluation = all_files(data_files(*options.eval_data, "--eval_data", DataUse::evaluation));
+    const DataPart evaluation =
+        all_files(data_files(*options.eval_data, "--eval_data", DataUse::evaluation, Telling::log));
     add(evaluation, "evaluation data");
     files.insert(files.end(), evaluation.begin(), evaluation.end());
   }

@@ -45,7 +45,7 @@ std::optional<CacheFile> look_at(const fs::path& path) {
   struct stat status {};
   if (!file || ::fstat(file->descriptor(), &status) != 0) return std::nullopt;
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
-  std::array<std::byte, 512> begin{};
+  std::array<std::byte, 4096> begin{};
   const auto there = std::span(begin).first(static_cast<std::size_t>(std::min<std::uint64_t>(bytes, begin.size())));
   try {
     file->pread_exact(there, 0);

@@ -27,10 +27,38 @@ const std::vector<std::string_view> training_names = {"train", "training"};
 const std::vector<std::string_view> evaluation_names = {"validation", "valid",      "val",  "dev",
                                                         "eval",       "evaluation", "test", "testing"};
 
-bool names_split(std::string_view text) {
-  const auto has = [&](const auto& names) { return std::find(names.begin(), names.end(), text) != names.end(); };
-  return has(training_names) || has(evaluation_names);
+bool is_one_of(const std::vector<std::string_view>& names, std::string_view text) {
+  return std::find(names.begin(), names.end(), text) != names.end();
 }
+bool names_split(std::string_view text) { return is_one_of(training_names, text) || is_one_of(evaluation_names, text); }
+
+// What a name is for, each of them if it has words for several.
+struct Purpose {
+  bool training = false, validation = false, test = false;
+
+  bool any() const { return training || validation || test; }
+};
+
+Purpose purpose_of(std::string_view name) {
+  static const std::vector<std::string_view> validation = {"validation", "valid", "val", "dev"};
+  Purpose purpose;
+  std::string word;
+  const auto take = [&] {
+    purpose.training = purpose.training || is_one_of(training_names, word);
+    if (is_one_of(evaluation_names, word)) (is_one_of(validation, word) ? purpose.validation : purpose.test) = true;
+    word.clear();
+  };
+  for (const char c : name) {
+    if (std::string_view("-._ 0123456789").find(c) != std::string_view::npos)
+      take();
+    else
+      word += static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  }
+  take();
+  return purpose;
+}
+
+bool is_cache_of_datasets(std::string_view name) { return name.starts_with("cache-") && name.ends_with(".arrow"); }
 
 bool is_number(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
@@ -51,12 +79,21 @@ std::optional<std::string> split_of(const fs::path& file) {
 
 std::string choose_split(const std::set<std::string>& splits, const fs::path& directory, std::string_view option,
                          DataUse use, std::string_view example) {
-  if (splits.size() == 1) return *splits.begin();
-  for (const std::string_view name : use == DataUse::training ? training_names : evaluation_names)
+  const bool training = use == DataUse::training;
+  if (splits.size() == 1 && !(training && is_for_evaluation(*splits.begin()))) return *splits.begin();
+  for (const std::string_view name : training ? training_names : evaluation_names)
     if (const auto found = splits.find(std::string(name)); found != splits.end()) return *found;
-  fail("{} {}: the data set has the splits {}, none of which is for {}; name the one that is meant: {}", option,
-       printable_path(directory), fmt::join(splits, ", "), use == DataUse::training ? "training" : "evaluation",
-       fmt::format(fmt::runtime(example), printable_path(directory), *splits.begin()));
+  // Of another name, as json-train or train_sft, where one alone is for this.
+  std::vector<std::string> meant;
+  for (const std::string& name : splits) {
+    const Purpose purpose = purpose_of(name);
+    if (training ? purpose.training : purpose.validation || purpose.test) meant.push_back(name);
+  }
+  if (meant.size() == 1) return meant.front();
+  fail("{} {}: the data set has the splits {}, {} for {}; name the one that is meant: {}", option,
+       printable_path(directory), fmt::join(splits, ", "), meant.empty() ? "none of which is" : "several of which are",
+       training ? "training" : "evaluation",
+       fmt::format(fmt::runtime(example), printable_path(directory), meant.empty() ? *splits.begin() : meant.front()));
 }
 
 nlohmann::json description(const fs::path& file) {
@@ -107,7 +144,9 @@ fs::path split_of_saved(const fs::path& directory, std::string_view option, Data
 
 std::string_view kind_of(const fs::path& file) {
   const std::string name = file.filename().string();
-  if (name.starts_with(".") || name == "dataset_info.json" || name == "dataset_infos.json") return {};
+  if (name.starts_with(".") || is_cache_of_datasets(name) || name == "dataset_info.json" ||
+      name == "dataset_infos.json")
+    return {};
   if (name.ends_with(".json") || name.ends_with(".jsonl")) return ".json and .jsonl";
   if (is_table_name(file)) return name.ends_with(".parquet") ? ".parquet" : ".arrow";
   return {};
@@ -128,41 +167,98 @@ Files data_files_in(const fs::path& directory, std::string_view option) {
   return files;
 }
 
-Files chosen_by_name(const Files& files, const fs::path& directory, std::string_view option, DataUse use) {
-  Splits splits;
+// Those whose names are for this use; none is possible.
+Files files_for(DataUse use, const Files& files) {
+  Files training, validation, test, unnamed;
   for (const fs::path& file : files) {
-    const auto split = split_of(file);
-    if (!split) return files;
-    splits[*split].push_back(file);
+    const Purpose purpose = purpose_of(file.filename().string());
+    if (purpose.training) training.push_back(file);
+    if (purpose.validation) validation.push_back(file);
+    if (purpose.test) test.push_back(file);
+    if (!purpose.any()) unnamed.push_back(file);
   }
-  std::set<std::string> names;
-  for (const auto& [name, of_split] : splits) names.insert(name);
-  const std::string example = "\"{}/{}*" + files.front().extension().string() + "\"";
-  return splits.at(choose_split(names, directory, option, use, example));
+  if (use == DataUse::training) return training.empty() ? unnamed : training;
+  if (!validation.empty()) return validation;
+  if (!test.empty()) return test;
+  return unnamed.empty() ? training : unnamed;
 }
 
+Files chosen_by_name(const Files& files, const fs::path& directory, std::string_view option, DataUse use) {
+  Splits splits;
+  for (const fs::path& file : files)
+    if (const auto split = split_of(file)) splits[*split].push_back(file);
+  std::size_t of_splits = 0;
+  std::set<std::string> names;
+  for (const auto& [name, of_split] : splits) {
+    names.insert(name);
+    of_splits += of_split.size();
+  }
+  if (of_splits == files.size()) {
+    const std::string example = "\"{}/{}*" + files.front().extension().string() + "\"";
+    return splits.at(choose_split(names, directory, option, use, example));
+  }
+  Files chosen = files_for(use, files);
+  if (chosen.empty())
+    fail("{} {}: by their names all files are for evaluation ({} is one); name those that are to be trained on", option,
+         printable_path(directory), printable_path(files.front().filename()));
+  return chosen;
+}
+
+void append(Files& files, const Files& more) { files.insert(files.end(), more.begin(), more.end()); }
+
 // Directories below that have data files; as the hub has data/, or one for each split.
-Files files_below(const fs::path& directory, std::string_view option, DataUse use) {
-  std::set<std::string> below;
+Files files_below(const fs::path& directory, std::string_view option, DataUse use, Files& left_out) {
+  Files below;
+  std::set<std::string> names;
+  bool derived = false;
   for (const fs::path& entry : entries_of(directory)) {
     const std::string name = entry.filename().string();
-    if (!name.starts_with(".") && is_directory_path(entry) && !data_files_in(entry, option).empty()) below.insert(name);
+    derived = derived || is_cache_of_datasets(name);
+    if (name.starts_with(".") || !is_directory_path(entry) || data_files_in(entry, option).empty()) continue;
+    below.push_back(entry);
+    names.insert(name);
   }
-  if (below.contains("data")) return files_of_directory(directory / "data", option, use);
-  if (!below.empty() && std::all_of(below.begin(), below.end(), names_split))
-    return files_of_directory(directory / choose_split(below, directory, option, use, "{}/{}"), option, use);
-  fail("{} {}: the directory holds no .json, .jsonl, .parquet or .arrow file{}", option, printable_path(directory),
-       below.empty() ? "" : fmt::format("; directories in it do, name one of them: {}", fmt::join(below, ", ")));
+  if (names.contains("data")) return files_of_directory(directory / "data", option, use, &left_out);
+  Files chosen;
+  if (!below.empty() && std::all_of(names.begin(), names.end(), names_split))
+    chosen.push_back(directory / choose_split(names, directory, option, use, "{}/{}"));
+  else if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return purpose_of(name).any(); }))
+    for (const fs::path& one : files_for(use, below))
+      if (purpose_of(one.filename().string()).any()) chosen.push_back(one);
+  if (chosen.empty())
+    fail("{} {}: the directory holds no .json, .jsonl, .parquet or .arrow file{}{}", option, printable_path(directory),
+         derived ? " but cache-*.arrow, which datasets derives from others" : "",
+         below.empty() ? "" : fmt::format("; directories in it do, name one of them: {}", fmt::join(names, ", ")));
+  for (const fs::path& one : below)
+    if (std::find(chosen.begin(), chosen.end(), one) == chosen.end()) left_out.push_back(one);
+  Files files;
+  for (const fs::path& one : chosen) append(files, files_of_directory(one, option, use, &left_out));
+  return files;
 }
 
 }  // namespace
 
-std::vector<fs::path> files_of_directory(const fs::path& directory, std::string_view option, DataUse use) {
+bool is_for_evaluation(std::string_view name) {
+  const Purpose purpose = purpose_of(name);
+  return !purpose.training && purpose.any();
+}
+
+std::vector<fs::path> files_of_directory(const fs::path& directory, std::string_view option, DataUse use,
+                                         std::vector<fs::path>* left_out) {
   if (path_exists(directory / "dataset_dict.json")) return files_of_saved(split_of_saved(directory, option, use));
   if (path_exists(directory / "state.json") && path_exists(directory / "dataset_info.json"))
     return files_of_saved(directory);
   const Files files = data_files_in(directory, option);
-  return files.empty() ? files_below(directory, option, use) : chosen_by_name(files, directory, option, use);
+  Files others;
+  const Files chosen =
+      files.empty() ? files_below(directory, option, use, others) : chosen_by_name(files, directory, option, use);
+  for (const fs::path& file : files)
+    if (std::find(chosen.begin(), chosen.end(), file) == chosen.end()) others.push_back(file);
+  if (!files.empty())
+    for (const fs::path& entry : entries_of(directory))
+      if (is_cache_of_datasets(entry.filename().string())) others.push_back(entry);
+  if (left_out != nullptr) append(*left_out, others);
+  return chosen;
 }
 
 }  // namespace so

@@ -56,6 +56,7 @@ class TableBlocks : public RecordBlocks {
     return reader_->next(block, std::exchange(begun_, true) ? kBlockRecords : 1, kBlockBytes);
   }
   double done() const override { return reader_->done(); }
+  std::vector<std::string> unread_columns() const override { return reader_->unread_columns(); }
 
  private:
   std::unique_ptr<TableReader> reader_;

@@ -26,6 +26,8 @@ class RecordBlocks {
   virtual bool next(std::vector<RawRecord>& block) = 0;
   // How much of the file that was, 0 to 1.
   virtual double done() const = 0;
+  // A table's columns that are no keys of its records.
+  virtual std::vector<std::string> unread_columns() const { return {}; }
 };
 
 class DataFile {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <exception>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "base/progress.h"
 #include "data/chat/chat_renderer.h"
 #include "data/data_file.h"
+#include "data/notes_log.h"
 #include "data/python_programs.h"
 #include "data/records.h"
 #include "io/cache_directory.h"
@@ -53,7 +55,7 @@ class Tokenisation {
         trained_(trained),
         pool_(pool) {}
 
-  // take(example) for each record, in order.
+  // take(example) for each document, in the order of the records.
   template <class Take>
   void run(const Take& take) {
     ProgressReport progress(fmt::format("tokenising {}", name_));
@@ -67,12 +69,23 @@ class Tokenisation {
       build_long();
       for (std::size_t i = 0; i < block_.size(); ++i) {
         if (errors_[i]) std::rethrow_exception(errors_[i]);  // the first in file order, not in time
-        take(examples_[i]);
+        for (const Example& example : examples_[i]) take(example);
       }
+      notes_.add(block_notes_);
+      notes_.keep_most_counted();
+      block_notes_ = {};
       records += block_.size();
       progress.update(file_->done(), fmt::format("{} records", records));
     }
+    for (const std::string& column : file_->unread_columns()) {
+      notes_.note(NoteKind::unread_column, column);
+      notes_.end_record();
+    }
+    notes_.keep_most_counted();
   }
+
+  // Of all records, after run().
+  const RecordNotes& notes() const { return notes_; }
 
  private:
   bool read_block() {
@@ -102,6 +115,7 @@ class Tokenisation {
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
       if (!is_long(block_[i])) build_record(i, parser, nullptr, conversations);
     if (!conversations.empty()) build_chats(conversations);
+    add_notes(parser.notes());
   }
 
   // Threads share out records, and of those that are so long the text: one of them may be all of the file.
@@ -113,6 +127,12 @@ class Tokenisation {
     for (std::size_t i = 0; i < block_.size(); ++i)
       if (is_long(block_[i])) build_record(i, parser, &pool_, conversations);
     if (!conversations.empty()) build_chats(conversations);
+    add_notes(parser.notes());
+  }
+
+  void add_notes(const RecordNotes& notes) {
+    const std::lock_guard lock(notes_mutex_);
+    block_notes_.add(notes);
   }
 
   // A conversation is added to those that are built together.
@@ -122,7 +142,7 @@ class Tokenisation {
       if (std::holds_alternative<ChatRecord>(record))
         conversations.push_back(i);
       else
-        keep(i, [&] { return builder_.build(record, pool); });
+        keep(i, [&] { return builder_.build_all(record, pool); });
     } catch (...) {
       errors_[i] = std::current_exception();
     }
@@ -134,18 +154,30 @@ class Tokenisation {
     std::vector<std::string_view> records;
     for (const std::size_t i : places) records.push_back(block_[i].json);
     const std::vector<RenderedChat> rendered = chat_->render(records, trained_);
-    for (std::size_t k = 0; k < places.size(); ++k) keep(places[k], [&] { return builder_.build_chat(rendered[k]); });
+    RecordNotes notes;
+    for (std::size_t k = 0; k < places.size(); ++k) {
+      keep(places[k], [&] { return std::vector{builder_.build_chat(rendered[k])}; });
+      note_rendered(rendered[k], notes);
+    }
+    add_notes(notes);
   }
 
   template <class Build>
   void keep(std::size_t i, const Build& build) {
     try {
       examples_[i] = build();
+      note_examples(examples_[i]);
     } catch (const Error& error) {
       errors_[i] = std::make_exception_ptr(Error(fmt::format("{}: {}", location_of(name_, block_[i]), error.what())));
     } catch (...) {
       errors_[i] = std::current_exception();
     }
+  }
+
+  void note_examples(const std::vector<Example>& examples) {
+    RecordNotes notes;
+    note_example(examples.front(), notes);
+    if (!notes.empty()) add_notes(notes);
   }
 
   Record checked(RecordParser& parser, const RawRecord& raw) const {
@@ -170,9 +202,11 @@ class Tokenisation {
   std::optional<RecordFormat> format_;
   std::string first_place_;
   std::vector<RawRecord> block_;
-  std::vector<Example> examples_;
+  std::vector<std::vector<Example>> examples_;  // the documents of each record
   std::vector<std::exception_ptr> errors_;
   std::atomic<std::int64_t> first_error_{std::numeric_limits<std::int64_t>::max()};  // of the block, by place
+  std::mutex notes_mutex_;
+  RecordNotes block_notes_, notes_;
 };
 
 std::optional<TokenDataset> open_if_valid(const std::filesystem::path& path, std::uint64_t key,
@@ -235,6 +269,12 @@ std::uint64_t most_tokens(RecordFormat format, std::string_view json, const Text
   if (format != RecordFormat::alpaca) return encoder.most_tokens(json) + end_token;
   static const std::string prompt = alpaca_prompt({"", "an input", ""});
   return encoder.most_tokens(json) + encoder.most_tokens(prompt) + end_token;
+}
+
+// Whether a record of token ids may hold several documents, each as long as may be: whether it has more than the keys
+// of one that does not.
+bool may_be_packed(std::string_view json) {
+  return std::count(json.begin(), json.end(), ':') > 1 + (json.find("\"labels\"") != json.npos ? 1 : 0);
 }
 
 }  // namespace
@@ -316,10 +356,13 @@ std::uint64_t DatasetSource::most_cache_bytes() {
   } else if (!encodes || s.encoder.can_encode()) {
     try {
       const auto records = s.file.records();
-      for (std::vector<RawRecord> block; records->next(block); documents += block.size())
-        for (const RawRecord& record : block)
-          tokens += std::min(most_tokens(s.format, record.json, s.encoder),
-                             static_cast<std::uint64_t>(s.options.example.max_length));
+      for (std::vector<RawRecord> block; records->next(block);)
+        for (const RawRecord& record : block) {
+          const std::uint64_t most = most_tokens(s.format, record.json, s.encoder);
+          const bool packed = s.format == RecordFormat::token_ids && may_be_packed(record.json);
+          tokens += packed ? most : std::min(most, static_cast<std::uint64_t>(s.options.example.max_length));
+          documents += packed ? std::max<std::uint64_t>(most / 2, 1) : 1;  // one that is trained has two tokens
+        }
     } catch (const Error&) {  // open() meets it too, perhaps after what is wrong with an earlier record
     }
   }
@@ -344,6 +387,8 @@ TokenDataset DatasetSource::open() {
   State& s = *state_;
   const auto told = [&s](TokenDataset dataset, bool made) {
     report(s.options, dataset, s.cache, made);
+    log_notes(fmt::format("{}: {}", s.options.name, s.options.file.string()), dataset.notes(),
+              s.chat ? std::optional(s.chat->chat_template()) : std::nullopt);
     if (s.chat) warn_unless_stop_is_trained(s.options, dataset, s.encoder, s.chat->chat_template());
     return dataset;
   };
@@ -356,7 +401,8 @@ TokenDataset DatasetSource::open() {
   std::error_code error;
   const std::filesystem::path data = std::filesystem::absolute(s.options.file, error);
   TokenCacheWriter writer(s.cache, s.key, error ? s.options.file : data);
-  s.tokenisation().run([&](const Example& example) { writer.add(example); });
+  Tokenisation tokenisation = s.tokenisation();
+  tokenisation.run([&](const Example& example) { writer.add(example); });
   const DatasetCounts& counts = writer.counts();
   if (counts.records == 0) fail("{}: the file holds no records", s.file.name());
   if (counts.documents == 0 && counts.truncated == 0)
@@ -367,7 +413,7 @@ TokenDataset DatasetSource::open() {
   if (counts.documents == 0)
     fail("{}: none of the {} records has a trained token within max_length = {}; raise it", s.file.name(),
          counts.records, s.options.example.max_length);
-  writer.finish();
+  writer.finish(tokenisation.notes());
   return told(TokenDataset(s.cache, s.key, s.encoder.vocabulary_size(), &s.pool), true);
 }
 

@@ -55,11 +55,16 @@ std::vector<std::int32_t> ExampleBuilder::encode(std::string_view text, bool add
                          : encoder_.encode(text, add_special_tokens);
 }
 
-std::vector<std::int32_t> ExampleBuilder::encode_document(std::string_view text, ThreadPool* pool) const {
-  std::vector<std::int32_t> ids = encode(text, true, pool);
-  SO_CHECK(ids.size() >= suffix_, "{} tokens, of which the template appends {}", ids.size(), suffix_);
+ExampleBuilder::Encoded ExampleBuilder::encode_document(std::string_view text, ThreadPool* pool) const {
+  Encoded encoded{encode(text, true, pool), false};
+  std::vector<std::int32_t>& ids = encoded.ids;
+  SO_CHECK(ids.size() >= prefix_ + suffix_, "{} tokens, of which the template puts {} around it", ids.size(),
+           prefix_ + suffix_);
   ids.resize(ids.size() - suffix_);
-  return ids;
+  const auto own = ids.begin() + static_cast<std::ptrdiff_t>(prefix_);
+  encoded.began = prefix_ > 0 && ids.size() >= 2 * prefix_ && std::equal(ids.begin(), own, own);
+  if (encoded.began) ids.erase(ids.begin(), own);
+  return encoded;
 }
 
 Example ExampleBuilder::build(const Record& record, ThreadPool* pool) const {
@@ -70,7 +75,8 @@ Example ExampleBuilder::build(const Record& record, ThreadPool* pool) const {
     fail(
         "the tokenizer has no end token, so the model could not learn to stop; name one as \"eos_token\" in "
         "tokenizer_config.json");
-  if (const auto* text = std::get_if<TextRecord>(&record)) return finish_text(encode_document(text->text, pool), 0);
+  if (const auto* text = std::get_if<TextRecord>(&record))
+    return finish_text(encode_document(text->text, pool), text->text, 0);
   if (const auto* pair = std::get_if<PromptRecord>(&record))
     return build_response(pair->prompt, pair->completion, pool);
   const auto* alpaca = std::get_if<AlpacaRecord>(&record);
@@ -78,25 +84,57 @@ Example ExampleBuilder::build(const Record& record, ThreadPool* pool) const {
   return build_response(alpaca_prompt(*alpaca), alpaca->output, pool);
 }
 
-Example ExampleBuilder::build_response(const std::string& prompt, const std::string& response, ThreadPool* pool) const {
-  const std::vector<std::int32_t> prompt_ids = encode_document(prompt, pool);
-  std::vector<std::int32_t> ids = encode_document(prompt + response, pool);
-  if (ids.size() < prompt_ids.size() || !std::equal(prompt_ids.begin(), prompt_ids.end(), ids.begin())) {
-    const std::vector<std::int32_t> response_ids = encode(response, false, pool);
-    ids = prompt_ids;
-    ids.insert(ids.end(), response_ids.begin(), response_ids.end());
+std::vector<Example> ExampleBuilder::build_all(const Record& record, ThreadPool* pool) const {
+  const auto* tokens = std::get_if<TokenRecord>(&record);
+  if (tokens == nullptr || tokens->ends.size() < 2) return {build(record, pool)};
+  std::vector<Example> documents;
+  std::int64_t begin = 0;
+  for (const std::int64_t end : tokens->ends) {
+    documents.push_back(finish({tokens->ids.begin() + begin, tokens->ids.begin() + end},
+                               {tokens->labels.begin() + begin, tokens->labels.begin() + end}));
+    begin = end;
   }
-  return finish_text(std::move(ids), options_.train_on_prompt ? 0 : prompt_ids.size());
+  return documents;
 }
 
-Example ExampleBuilder::finish_text(std::vector<std::int32_t> ids, std::size_t trained_from) const {
-  const std::int32_t special = count_special(ids);
-  ids.push_back(*end_token_);
+Example ExampleBuilder::build_response(const std::string& prompt, const std::string& response, ThreadPool* pool) const {
+  const Encoded prompt_ids = encode_document(prompt, pool);
+  Encoded both = encode_document(prompt + response, pool);
+  const std::size_t begin = prompt_ids.ids.size();
+  if (both.ids.size() < begin || !std::equal(prompt_ids.ids.begin(), prompt_ids.ids.end(), both.ids.begin())) {
+    const std::vector<std::int32_t> response_ids = encode(response, false, pool);
+    both = prompt_ids;
+    both.ids.insert(both.ids.end(), response_ids.begin(), response_ids.end());
+  }
+  return finish_text(std::move(both), response, begin);
+}
+
+// White space may follow it, as in a conversation that was rendered before: the text without it is asked then.
+bool ExampleBuilder::ends_with_end_token(std::span<const std::int32_t> ids, std::string_view text) const {
+  if (ids.empty()) return false;
+  if (ids.back() == *end_token_) return true;
+  const std::size_t end = text.find_last_not_of(" \t\r\n") + 1;
+  if (end == 0 || end == text.size()) return false;
+  constexpr std::size_t most_token_bytes = 256;
+  const std::size_t begin = end > most_token_bytes ? end - most_token_bytes : 0;
+  const std::vector<std::int32_t> tail = encoder_.encode(text.substr(begin, end - begin), false);
+  return !tail.empty() && tail.back() == *end_token_;
+}
+
+Example ExampleBuilder::finish_text(Encoded encoded, std::string_view text, std::size_t response_begin) const {
+  std::vector<std::int32_t>& ids = encoded.ids;
+  const std::int32_t special = count_special(ids) + (encoded.began ? static_cast<std::int32_t>(prefix_) : 0);
+  // What the prompt ends with is not trained.
+  const std::size_t own = std::max(response_begin, prefix_);
+  const bool ended = ids.size() > own && ends_with_end_token(std::span(ids).subspan(own), text);
+  if (!ended) ids.push_back(*end_token_);
   require_in_vocabulary(ids);
   std::vector<std::int32_t> labels = ids;
-  std::fill_n(labels.begin(), trained_from, kIgnored);
+  std::fill_n(labels.begin(), options_.train_on_prompt ? 0 : response_begin, kIgnored);
   Example example = finish(std::move(ids), std::move(labels));
   example.special = special;
+  example.begins_already = encoded.began;
+  example.ends_already = ended;
   return example;
 }
 
@@ -116,7 +154,13 @@ Example ExampleBuilder::build_chat(const RenderedChat& chat) const {
   std::vector<std::int32_t> labels(ids.size(), kIgnored);
   for (std::size_t i = 0; i < tokens.size(); i += 2)
     for (std::size_t token = tokens[i]; token <= tokens[i + 1]; ++token) labels[token] = ids[token];
-  return finish(std::move(ids), std::move(labels));
+  bool ends_twice = false;
+  for (std::size_t i = 1; i < ids.size(); ++i)
+    ends_twice =
+        ends_twice || (labels[i] != kIgnored && labels[i] == labels[i - 1] && encoder_.ends_generation(ids[i]));
+  Example example = finish(std::move(ids), std::move(labels));
+  example.ends_twice = ends_twice;
+  return example;
 }
 
 void ExampleBuilder::require_in_vocabulary(const std::vector<std::int32_t>& ids) const {

@@ -61,6 +61,11 @@ ChatTemplate ModelEncoder::chat_template() const {
         "conversations need; copy chat_template.jinja from the model's variant for chat, or give records of "
         "{{\"instruction\", \"output\"}} or {{\"prompt\", \"completion\"}}",
         printable_path(directory_));
+  if (own.splits_special_tokens())
+    fail(
+        "{}: \"split_special_tokens\" is true, and a chat template spells its tokens in the text, so conversations need "
+        "them parsed; remove the key",
+        printable_path(directory_ / "tokenizer_config.json"));
   if (special_ == SpecialTokens::as_text)
     fail(
         "--parse_special_tokens false: a chat template spells its tokens in the text, so conversations need them "

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/chat/chat_renderer.h"
 #include "data/data_file.h"
+#include "data/notes_log.h"
 #include "data/records.h"
 
 namespace so {
@@ -17,18 +18,21 @@ namespace {
 
 OneRecord as_trained(const std::string& name, const RawRecord& raw, const TextEncoder& encoder,
                      const ExampleOptions& options) {
-  const Record record = RecordParser(name, encoder.vocabulary_size()).parse(raw);
-  OneRecord one{location_of(name, raw), format_of(record), {}};
+  RecordParser parser(name, encoder.vocabulary_size());
+  const Record record = parser.parse(raw);
+  OneRecord one{location_of(name, raw), format_of(record), {}, parser.notes()};
   const ExampleBuilder builder(encoder, options);
   RenderedChat rendered;
   const auto* chat = std::get_if<ChatRecord>(&record);
   if (chat != nullptr)
     rendered = ChatRenderer(encoder.chat_template()).render(std::span(&chat->json, 1), trained_turns(options)).at(0);
   try {
-    one.example = chat != nullptr ? builder.build_chat(rendered) : builder.build(record);
+    one.documents = chat != nullptr ? std::vector{builder.build_chat(rendered)} : builder.build_all(record);
   } catch (const Error& error) {
     fail("{}: {}", one.location, error.what());
   }
+  note_rendered(rendered, one.notes);
+  note_example(one.documents.front(), one.notes);
   return one;
 }
 

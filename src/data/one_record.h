@@ -5,8 +5,10 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "data/example.h"
+#include "data/record_notes.h"
 #include "data/text_encoder.h"
 
 namespace so {
@@ -14,7 +16,8 @@ namespace so {
 struct OneRecord {
   std::string location;  // FILE:LINE, or FILE: row N
   RecordFormat format;
-  Example example;
+  std::vector<Example> documents;  // one, or those of a row that another program packed
+  RecordNotes notes;
 };
 
 // The `number`th record of the files together, counted from 1; those before it are passed over unread. Throws Error as

@@ -10,9 +10,8 @@
 //               {"conversations": [{"from": "human", "value": "..."}, ...]}, with a "system" text
 //               {"prompt": [messages], "completion": [messages]}
 // A record with keys of several kinds is the kind whose key comes first in: input_ids, messages, conversations,
-// instruction, prompt, text (published data sets carry the rendered text beside its parts). Other keys are ignored,
-// with one exception: an `attention_mask` beside input_ids must not hold a 0, because padding would be trained on. Of a
-// key that occurs twice the last counts.
+// instruction, prompt, text (published data sets carry the rendered text beside its parts). Every other key is
+// honoured, refused or counted (record_keys.h). Of a key that occurs twice the last counts.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +21,8 @@
 #include <string_view>
 #include <variant>
 #include <vector>
+
+#include "data/record_notes.h"
 
 namespace so {
 
@@ -37,6 +38,7 @@ struct TextRecord {
 struct TokenRecord {
   std::vector<std::int32_t> ids;
   std::vector<std::int32_t> labels;  // as many as ids, aligned with them (not shifted); kIgnored where not trained
+  std::vector<std::int64_t> ends;    // of the documents that another program packed; at most one: it is one document
 };
 struct PromptRecord {
   std::string prompt, completion;
@@ -99,8 +101,12 @@ class RecordParser {
   ~RecordParser();
 
   // Throws Error "FILE:LINE: what and the fix" for anything but a record of one of these kinds: not JSON, not an
-  // object, not UTF-8, a NUL character, a missing key, a value of the wrong type, an id outside the vocabulary.
+  // object, not UTF-8, a NUL character, a missing key, a value of the wrong type, an id outside the vocabulary, a key
+  // that means something which is not done.
   Record parse(const RawRecord& raw);
+
+  // Of all records parsed so far.
+  const RecordNotes& notes() const;
 
  private:
   struct State;

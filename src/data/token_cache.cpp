@@ -22,15 +22,17 @@ constexpr std::size_t kBufferBytes = std::size_t{4} << 20;
 struct TokenCacheHeader {
   std::array<char, 8> magic = kMagic;
   std::uint32_t version = kTokenCacheVersion;
-  std::uint32_t header_bytes = 512;
+  std::uint32_t header_bytes = 4096;
   std::uint64_t key = 0;
   DatasetCounts counts;
   std::uint64_t table_checksum = 0;
   std::uint64_t content_checksum = 0;
   std::array<char, 400> data{};       // the data file's name, its end if it is longer; zeros follow
+  std::array<char, 3584> notes{};     // RecordNotes::text(); zeros follow
   std::uint64_t header_checksum = 0;  // of everything before it
 };
-static_assert(sizeof(TokenCacheHeader) == 512 && std::is_trivially_copyable_v<TokenCacheHeader>);
+static_assert(sizeof(TokenCacheHeader) == 4096 && RecordNotes::most_text < 3584 &&
+              std::is_trivially_copyable_v<TokenCacheHeader>);
 
 std::uint64_t checksum_of(const TokenCacheHeader& header) {
   return xxh3(std::as_bytes(std::span(&header, 1)).first(offsetof(TokenCacheHeader, header_checksum)));
@@ -136,6 +138,7 @@ TokenDataset::TokenDataset(const File& file, std::uint64_t key, std::int32_t voc
   // With the checksum right these are our writer's figures; the bounds are checked all the same, before any pointer is
   // made from them.
   counts_ = header.counts;
+  notes_ = RecordNotes::parse({header.notes.begin(), std::find(header.notes.begin(), header.notes.end(), '\0')});
   if (!sizes_match(counts_, bytes.size()))
     fail("{} is damaged: {} bytes are not {} tokens and {} documents", path.string(), bytes.size(), counts_.tokens,
          counts_.documents);
@@ -286,7 +289,7 @@ void TokenCacheWriter::write(std::span<const std::byte> bytes, std::uint64_t at)
   }
 }
 
-void TokenCacheWriter::finish() {
+void TokenCacheWriter::finish(const RecordNotes& notes) {
   SO_CHECK(!finished_, "finish() called twice");
   TokenCacheHeader header;
   header.key = key_;
@@ -294,6 +297,8 @@ void TokenCacheWriter::finish() {
   header.table_checksum = xxh3(std::as_bytes(std::span(table_)));
   header.content_checksum = content_.value();
   put_name(header.data, data_.string());
+  const std::string text = notes.text();
+  std::copy(text.begin(), text.end(), header.notes.begin());
   header.header_checksum = checksum_of(header);
   flush();
   write(std::as_bytes(std::span(table_)), written_);  // not through the buffer, which would hold it once more

@@ -1,7 +1,7 @@
 // Tokenised documents in one memory-mapped file.
 //
 // Layout, little-endian, every section aligned to 8 bytes:
-//   header       TokenCacheHeader, 512 bytes
+//   header       TokenCacheHeader, 4096 bytes
 //   documents    back to back; each its ids, then its targets (shifted, see example.h), both int32
 //   table        one TokenCacheEntry a document, in record order
 // All of it is checksummed (XXH3) and checked when the file is opened, several pieces at once; each document's checksum
@@ -20,18 +20,19 @@
 #include "base/thread_pool.h"
 #include "base/xxh3.h"
 #include "data/example.h"
+#include "data/record_notes.h"
 
 namespace so {
 
 // The version of the file's layout alone: the contents of a cache, and so TokenDataset::key(), do not depend on it.
-inline constexpr std::uint32_t kTokenCacheVersion = 2;
+inline constexpr std::uint32_t kTokenCacheVersion = 3;
 
 // The size of a cache of so many tokens in so many documents.
 std::uint64_t token_cache_bytes(std::uint64_t tokens, std::uint64_t documents);
 
 // The fate of a file's records. Counts are of records or tokens; truncated documents are in `documents` too.
 struct DatasetCounts {
-  std::int64_t records = 0;         // in the file
+  std::int64_t records = 0;         // in the file; a row that another program packed counts as its documents
   std::int64_t documents = 0;       // kept
   std::int64_t truncated = 0;       // records with more than max_length tokens (kept or dropped)
   std::int64_t dropped = 0;         // records without any trained token within max_length
@@ -82,7 +83,7 @@ struct TokenCacheInfo {
   DatasetCounts counts;
 };
 
-// From a file's first bytes (at most 512 are looked at) and its size: none if they are no token cache's, of whatever
+// From a file's first bytes (at most 4096 are looked at) and its size: none if they are no token cache's, of whatever
 // version, nor an unfinished one's.
 std::optional<TokenCacheInfo> read_token_cache_info(std::span<const std::byte> begin, std::uint64_t file_bytes);
 
@@ -114,6 +115,7 @@ class TokenDataset final : public Documents {
   TokenDataset(const File& file, std::uint64_t key, std::int32_t vocabulary_size, ThreadPool* pool = nullptr);
 
   const DatasetCounts& counts() const override { return counts_; }
+  const RecordNotes& notes() const { return notes_; }
   std::uint64_t key() const override { return key_; }
   std::int64_t length(std::int64_t document) const override;
   std::int64_t trained_tokens(std::int64_t document) const override;
@@ -128,6 +130,7 @@ class TokenDataset final : public Documents {
   std::filesystem::path path_;
   MappedFile file_;
   DatasetCounts counts_;
+  RecordNotes notes_;
   std::uint64_t key_ = 0;
   std::int32_t vocabulary_size_;
   const std::int32_t* tokens_ = nullptr;
@@ -149,7 +152,8 @@ class TokenCacheWriter {
   // Counts the example, and keeps it unless nothing of it is trained.
   void add(const Example& example);
   const DatasetCounts& counts() const { return counts_; }
-  void finish();
+  // `notes`: what TokenDataset::notes() shall be.
+  void finish(const RecordNotes& notes = {});
 
  private:
   void append(std::span<const std::byte> bytes);

@@ -45,6 +45,18 @@ TEST(JsonText, IntegersOfAnyLength) {
   EXPECT_EQ(j[1], -1.7976931348623157e308);
 }
 
+// Python writes texts that were cut within a character so, and reads them.
+TEST(JsonText, HalfOfASurrogatePairStopsNobody) {
+  const auto plain =
+      with_plain_numbers(R"({"a\udc00": "x\ud83d", "b": ["\ud83d\ud83d\ude00", "\\ud83d", "\uD83D\n"], "c": NaN})");
+  ASSERT_TRUE(plain);
+  const json j = json::parse(*plain);
+  const std::string half(half_pair);
+  EXPECT_EQ(j["a" + half], "x" + half);
+  EXPECT_EQ(j["b"], (json{half + "\U0001f600", "\\ud83d", half + "\n"}));
+  EXPECT_EQ(with_plain_numbers(R"(["\ud83d\ude00", "\\ud83d", "\u00e9", "\ud83", "\u)"), std::nullopt);
+}
+
 TEST(JsonText, HeldNumbersComeBackAsTheyWere) {
   const std::string text =
       R"({"a":NaN,"b":[1000000000000000019884624838656,-Infinity],"c":"held number 0","d":1e999,"e":18446744073709551616})";
@@ -54,6 +66,9 @@ TEST(JsonText, HeldNumbersComeBackAsTheyWere) {
   j.erase("b");
   EXPECT_EQ(held.restored(j.dump()), R"({"a":NaN,"c":"held number 0","d":1e999,"e":18446744073709551616})");
   EXPECT_EQ(HeldNumbers("[1]").restored("[1]"), "[1]");
+  const std::string halves = R"({"a":"\ud83d x","b":NaN,"c":["\ude00\ud83d"]})";
+  const HeldNumbers held_halves(halves);
+  EXPECT_EQ(held_halves.restored(nlohmann::ordered_json::parse(held_halves.text()).dump()), halves);
 }
 
 TEST(JsonText, AFaultIsNamedWithItsLine) {

@@ -80,7 +80,7 @@ TEST_F(CacheFiles, OtherVersionsAndDamagedOnesAreListedAsSuch) {
   fs::resize_file(b, fs::file_size(b) - 1);
   for (const CacheFile& cache : list_caches(directory_.path)) {
     EXPECT_FALSE(cache.info.whole);
-    EXPECT_EQ(cache.info.version, cache.path == a ? 1u : 2u);
+    EXPECT_EQ(cache.info.version, cache.path == a ? 1u : kTokenCacheVersion);
   }
   EXPECT_EQ(list_caches(directory_.path).size(), 2u);
 }

@@ -131,7 +131,7 @@ class ChatByteEncoder : public ByteEncoder {
 
 TEST_F(Dataset, RefusesConversationsWithoutAnAnswer) {
   options_.example.max_length = 100;
-  write_file(options_.file, R"({"messages":[{"role":"user","content":"a"},{"role":"bot","content":"b"}]})");
+  write_file(options_.file, R"({"messages":[{"role":"user","content":"a"},{"role":"narrator","content":"b"}]})");
   const ChatByteEncoder encoder;
   const std::string error = error_of([&] { open_dataset(options_, encoder, pool_); });
   EXPECT_NE(error.find("none of the 1 records has a token to train on; of a conversation"), std::string::npos) << error;

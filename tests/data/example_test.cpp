@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -111,6 +112,81 @@ TEST(Example, UsesTokenIdsAsGivenAndShiftsTheirLabels) {
   EXPECT_EQ(example.ids, (Ids{5, 6, 7, 8}));
   EXPECT_EQ(example.targets, (Ids{kIgnored, 3, 4, kIgnored}));
   EXPECT_EQ(example.trained, 2);
+}
+
+// Each document by itself: none predicts the first token of the next.
+TEST(Example, TakesApartWhatAnotherProgramPacked) {
+  const ByteEncoder encoder;
+  const ExampleBuilder builder(encoder, {.max_length = 3});
+  const auto documents =
+      builder.build_all(TokenRecord{{1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 3, 4, kIgnored, 6, 7, 8}, {3, 4, 8}});
+  ASSERT_EQ(documents.size(), 3U);
+  EXPECT_EQ(documents[0].ids, (Ids{1, 2, 3}));
+  EXPECT_EQ(documents[0].targets, (Ids{2, 3, kIgnored}));
+  EXPECT_EQ(documents[1].ids, Ids{4});
+  EXPECT_EQ(documents[1].trained, 0);
+  EXPECT_EQ(documents[2].ids, (Ids{5, 6, 7}));
+  EXPECT_EQ(documents[2].targets, (Ids{6, 7, kIgnored}));
+  EXPECT_TRUE(documents[2].truncated);
+  EXPECT_FALSE(documents[0].truncated);
+  for (const TokenRecord& one : {TokenRecord{{1, 2}, {1, 2}, {2}}, TokenRecord{{1, 2}, {1, 2}, {}}})
+    EXPECT_EQ(builder.build_all(one).size(), 1U);
+}
+
+// '^' and '$' are special tokens, as a real tokenizer finds them in a text.
+class SpellingEncoder : public ByteEncoder {
+ public:
+  Ids encode(std::string_view text, bool add_special_tokens) const override {
+    Ids ids = ByteEncoder::encode(text, add_special_tokens);
+    std::replace(ids.begin(), ids.end(), std::int32_t{'^'}, kBegin);
+    std::replace(ids.begin(), ids.end(), std::int32_t{'$'}, kEnd);
+    return ids;
+  }
+};
+
+TEST(Example, AddsNoSpecialTokenASecondTime) {
+  SpellingEncoder encoder;
+  encoder.begin = true;
+  constexpr std::int32_t begin = ByteEncoder::kBegin, end = ByteEncoder::kEnd;
+  const ExampleBuilder builder(encoder, {.max_length = 1000});
+  for (const char* text : {"ab", "^ab", "ab$", "^ab$"}) {
+    const Example example = builder.build(TextRecord{text});
+    EXPECT_EQ(example.ids, (Ids{begin, 'a', 'b', end})) << text;
+    EXPECT_EQ(example.trained, 3);
+    EXPECT_EQ(example.begins_already, text[0] == '^');
+    EXPECT_EQ(example.ends_already, std::string_view(text).ends_with('$'));
+  }
+  // White space behind it, as templates write it, is no reason for another one.
+  EXPECT_EQ(builder.build(TextRecord{"ab$\n"}).ids, (Ids{begin, 'a', 'b', end, '\n'}));
+  EXPECT_EQ(builder.build(TextRecord{"a$b"}).ids, (Ids{begin, 'a', end, 'b', end}));
+  EXPECT_EQ(builder.build(TextRecord{"^"}).ids, (Ids{begin, end}));
+  EXPECT_EQ(builder.build(TextRecord{""}).ids, (Ids{begin, end}));
+  EXPECT_EQ(builder.build(TextRecord{" \n"}).ids, (Ids{begin, ' ', '\n', end}));
+  const Ids pair = {begin, 'q', 'a', end};
+  for (const char* prompt : {"q", "^q"})
+    for (const char* completion : {"a", "a$"}) {
+      const Example example = builder.build(PromptRecord{prompt, completion});
+      EXPECT_EQ(example.ids, pair) << prompt << completion;
+      EXPECT_EQ(example.targets, (Ids{kIgnored, 'a', end, kIgnored}));
+    }
+  // What the prompt ends with ends no answer.
+  EXPECT_EQ(builder.build(PromptRecord{"q$", ""}).ids, (Ids{begin, 'q', end, end}));
+  EXPECT_EQ(builder.build(PromptRecord{"q$", ""}).trained, 1);
+  EXPECT_EQ(builder.build(AlpacaRecord{"I", "", "a$"}).trained, 2);
+  // GPT-2's begins and ends a text.
+  encoder.end_id = begin;
+  const ExampleBuilder same(encoder, {.max_length = 1000});
+  EXPECT_EQ(same.build(TextRecord{""}).ids, (Ids{begin, begin}));
+  EXPECT_EQ(same.build(TextRecord{"^a^"}).ids, (Ids{begin, 'a', begin}));
+  EXPECT_EQ(same.build(TextRecord{"^"}).ids, (Ids{begin, begin}));
+}
+
+TEST(Example, TellsOfAConversationWhoseTurnEndsTwice) {
+  const SpellingEncoder encoder;
+  const ExampleBuilder builder(encoder, {.max_length = 8});
+  EXPECT_TRUE(builder.build_chat({{"q$", "a$$"}, {}}).ends_twice);
+  EXPECT_FALSE(builder.build_chat({{"q$$", "a$"}, {}}).ends_twice);
+  EXPECT_FALSE(builder.build_chat({{"q$", "$"}, {}}).ends_twice) << "an empty turn behind a prompt";
 }
 
 TEST(Example, TruncatesToTheBeginning) {

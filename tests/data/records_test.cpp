@@ -74,6 +74,18 @@ TEST(Records, OtherKeysMayHoldAnyNumberThatPythonWrites) {
   EXPECT_EQ(texts_of(parse_all("[{\"text\": \"b\", " + extra + "}]")), Texts{"b"});
 }
 
+TEST(Records, HalfOfASurrogatePairStopsARecordOnlyWhereItIsUsed) {
+  EXPECT_EQ(
+      texts_of(parse_all(R"({"text": "a\\ud83d \ud83d\ude00", "title": "cut \ud83d", "l": {"\udc00": ["\udfff"]}})")),
+      Texts{"a\\ud83d \U0001f600"});
+  EXPECT_EQ(error_in(R"({"text": "cut \ud83d"})"),
+            "f:1: \"text\" holds half of a surrogate pair (\\ud800 to \\udfff); remove it");
+  EXPECT_EQ(error_in(R"({"messages": [{"role": "user", "content": "a", "id": "\ud83d"}], "title": "\ud83d"})"), "");
+  EXPECT_NE(error_in(R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ude00"}]}]})")
+                .find("\"content\" holds half of a surrogate pair"),
+            std::string::npos);
+}
+
 TEST(Records, WhereAKeyMeansSomethingSuchANumberIsRefused) {
   EXPECT_NE(error_in("{\"text\": NaN}").find("f:1: \"text\" is a number; it must be a string"), std::string::npos);
   EXPECT_NE(error_in("{\"instruction\": \"a\", \"input\": NaN, \"output\": \"b\"}").find("\"input\" is a number"),
@@ -189,6 +201,167 @@ TEST(Records, SaysWhatIsWrongWithAConversation) {
     const std::string error = error_in(record);
     EXPECT_EQ(error.substr(0, message.size()), message) << error;
   }
+}
+
+using Labels = std::vector<std::int32_t>;
+
+TokenRecord tokens_of(const std::string& beside) {
+  return std::get<TokenRecord>(parse_all("{\"input_ids\": [10, 11, 12, 13, 14, 15], " + beside + "}").at(0));
+}
+
+// TRL's, ms-swift's, verl's and Megatron's; each as integers, booleans, floats and as the one row of a batch.
+TEST(Records, MasksOfOthersLeaveTokensOut) {
+  const Labels masked = {-100, -100, -100, 13, 14, 15};
+  for (const std::string key :
+       {"completion_mask", "assistant_masks", "assistant_mask", "loss_mask", "loss_scale", "response_mask"})
+    for (const std::string mask :
+         {"[0,0,0,1,1,1]", "[false,false,false,true,true,true]", "[0.0,0.0,0.0,1.0,1.0,1.0]", "[[0,0,0,1,1,1]]"})
+      EXPECT_EQ(tokens_of("\"" + key + "\": " + mask).labels, masked) << key << mask;
+  // What any of them leaves out is left out, labels included.
+  EXPECT_EQ(
+      tokens_of(R"("labels":[10,11,12,13,14,-100],"completion_mask":[0,1,1,1,1,1],"assistant_masks":[1,1,0,1,1,1])")
+          .labels,
+      (Labels{-100, 11, -100, 13, 14, -100}));
+  EXPECT_EQ(tokens_of(R"("completion_mask":null,"loss_mask":[])").labels, (Labels{10, 11, 12, 13, 14, 15}));
+  const auto refused = [](const std::string& beside) { return error_of([&] { tokens_of(beside); }); };
+  EXPECT_EQ(refused(R"("loss_mask":[0,0,0,1,1])"),
+            "f:1: \"loss_mask\" has 5 entries, \"input_ids\" 6; there must be one a token");
+  EXPECT_EQ(refused(R"("loss_scale":[0,0,0,0.5,1,1])"),
+            "f:1: \"loss_scale\"[3] is 0.5; a token is trained (1) or not (0), weights of losses are not supported");
+  EXPECT_NE(refused(R"("mask":[1,1,1,0,0,0])").find("the record has \"mask\": whether its ones are trained"),
+            std::string::npos);
+  EXPECT_NE(refused(R"("loss_mask":"0")").find("\"loss_mask\" is a string"), std::string::npos);
+}
+
+TEST(Records, PaddingIsRefusedInAnyForm) {
+  for (const std::string mask :
+       {"[1,1,1,1,0,0]", "[true,true,true,true,false,false]", "[1.0,1.0,1.0,1.0,0.0,0.0]", "[[1,1,1,1,0,0]]"})
+    EXPECT_EQ(error_of([&] { tokens_of("\"attention_mask\": " + mask); }),
+              "f:1: \"attention_mask\" holds a 0: the record is padded; remove the padding, batches need none");
+  for (const std::string mask : {"[1,1,1,1,1,1]", "[true,true,true,true,true,true]", "[[1,1,1,1,1,1]]", "null"})
+    EXPECT_TRUE(tokens_of("\"attention_mask\": " + mask).ends.empty());
+}
+
+TEST(Records, RowsThatOthersPackedAreTheirDocuments) {
+  using Ends = std::vector<std::int64_t>;
+  const std::vector<std::string> two = {
+      R"("position_ids":[0,1,2,0,1,2])",
+      R"("position_ids":[[0,1,2,0,1,2]])",
+      R"("seq_lengths":[3,3])",
+      R"("seq_lens":[3,3])",
+      R"("attention_mask":[1,1,1,2,2,2])",
+      R"("cu_seqlens":[0,3,6])",
+      R"("cu_seq_lens_q":[0,3,6],"max_length_q":3)",
+      R"("seq_idx":[0,0,0,1,1,1])",
+      R"("segment_ids":[1,1,1,2,2,2])",
+      R"("position_ids":[0,1,2,0,1,2],"seq_lengths":[3,3],"attention_mask":[1,1,1,1,1,1])"};
+  for (const std::string& packed : two) EXPECT_EQ(tokens_of(packed).ends, (Ends{3, 6})) << packed;
+  EXPECT_EQ(tokens_of(R"("position_ids":[0,1,2,3,4,5])").ends, Ends{6});
+  EXPECT_EQ(tokens_of(R"("position_ids":[0,0,1,0,1,2])").ends, (Ends{1, 3, 6}));
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {R"("position_ids":[5,6,7,8,9,10])", "\"position_ids\"[0] is 5; positions that do not count from 0"},
+      {R"("position_ids":[0,1,2,2,3,4])", "\"position_ids\"[3] is 2; positions that do not count from 0"},
+      {R"("position_ids":[0,1,2])", "\"position_ids\" has 3 entries, \"input_ids\" 6"},
+      {R"("position_ids":[[0,1,2,3,4,5],[0,1,2,3,4,5]])", "\"position_ids\"[0] is an array"},
+      {R"("seq_lengths":[3,2])", "the lengths in \"seq_lengths\" are not those of 6 tokens"},
+      {R"("seq_lengths":[6,0])", "\"seq_lengths\" has 0; a document has one token at least"},
+      {R"("seq_lengths":[1e308,1e308])", "the lengths in \"seq_lengths\" are not those of 6 tokens"},
+      {R"("cu_seqlens":[3,6])", "\"cu_seqlens\" must begin with 0"},
+      {R"("attention_mask":[1,1,1,3,3,3])", "\"attention_mask\"[3] is 3; of a row of several documents"},
+      {R"("attention_mask":[2,2,2,1,1,1])", "\"attention_mask\"[0] is 2; of a row of several documents"},
+      {R"("seq_lengths":[3,3],"position_ids":[0,1,0,1,2,3])",
+       "\"seq_lengths\" divides the row into other documents than \"position_ids\""},
+  };
+  for (const auto& [beside, message] : refused)
+    EXPECT_EQ(error_of([&, b = beside] { tokens_of(b); }).find("f:1: " + message), 0U)
+        << beside << error_of([&, b = beside] { tokens_of(b); });
+}
+
+TEST(Records, KeysThatMeanSomethingAreRefusedWhereTheyHaveNoPlace) {
+  const std::string prompt = R"({"prompt":"p","completion":"c",)", text = R"({"text":"t",)",
+                    alpaca = R"({"instruction":"i","output":"o",)",
+                    chat = R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],)";
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {prompt + R"("system":"s"})", "\"system\": this kind of record has no place for it"},
+      {text + R"("system":"s"})", "\"system\": this kind of record has no place for it"},
+      {prompt + R"("history":[["a","b"]]})", "\"history\": this kind"},
+      {alpaca + R"("tools":"[{}]"})", "\"tools\": this kind"},
+      {alpaca + R"("system_prompt":"s"})", "\"system_prompt\": a system message is read from \"system\""},
+      {chat + R"("history":[["a","b"]]})", "\"history\": earlier turns"},
+      {chat + R"("images":["a.png"]})", "\"images\": only text is trained on"},
+      {chat + R"("completion_mask":[0,1]})", "\"completion_mask\": counts tokens, and the record has no \"input_ids\""},
+      {text + R"("position_ids":[0,1]})", "\"position_ids\": counts tokens"},
+      {text + R"("weight":0})", "\"weight\": records are trained on as they are"},
+      {prompt + R"("loss":false})", "\"loss\": records are trained"},
+      {prompt + R"("label":false})", "\"label\": the answer is one that is not wanted"},
+      {chat + R"("kto_tag":false})", "\"kto_tag\": the answer is one that is not wanted"},
+      {R"({"input_ids":[1],"weight":[0.5]})", "\"weight\": records are trained"},
+      {R"({"input_ids":[1],"pixel_values":[[0.5]]})", "\"pixel_values\": only text"},
+  };
+  for (const auto& [record, message] : refused)
+    EXPECT_EQ(error_in(record).find("f:1: the record has " + message), 0U) << record << error_in(record);
+  for (const std::string& record :
+       std::vector<std::string>{prompt + R"("system":"","history":[],"weight":1,"train":true,"label":true})",
+                                text + R"("label":0,"loss":2.5})", R"({"text":"rendered: s t","system":"s"})",
+                                chat + R"("images":[],"label":"good"})"})
+    EXPECT_EQ(error_in(record), "");
+}
+
+TEST(Records, FlagsOfMessagesMustBePlain) {
+  const auto error = [](const std::string& role, const std::string& flag) {
+    return error_in(R"({"messages":[{"role":"user","content":"a"},{"role":")" + role + R"(","content":"b",)" + flag +
+                    "}]}");
+  };
+  for (const char* flag : {R"("train":false)", R"("training":0)", R"("loss":0.0)", R"("loss_mask":1)", R"("weight":0)",
+                           R"("masked":true)", R"("train":null)"})
+    EXPECT_EQ(error("assistant", flag), "");
+  EXPECT_EQ(
+      error("assistant", R"("weight":0.5)"),
+      "f:1: message 2 of \"messages\": \"weight\" must be 0 or false, for a message that is not trained, or else 1 "
+      "or true");
+  EXPECT_NE(error("assistant", R"("train":"no")").find("\"train\" must be 0 or false"), std::string::npos);
+  EXPECT_NE(error("user", R"("train":true)").find("only messages of the assistant are trained"), std::string::npos);
+  EXPECT_EQ(error("user", R"("train":false)"), "");
+  EXPECT_NE(error("assistant", R"("train_detail":[{"begin_offset":0}])").find("trained as a whole or not at all"),
+            std::string::npos);
+  EXPECT_NE(error("tool_call", R"("x":1)").find("has the role \"tool_call\"; calls of functions"), std::string::npos);
+}
+
+TEST(Records, CountsTheKeysThatAreNotUsed) {
+  RecordParser parser("f", 100);
+  const std::string text = R"({"text":"a","id":1,"strange":[1],"none":null,"meta":{}})"
+                           "\n"
+                           R"({"text":"a","id":2,"id":3})"
+                           "\n";
+  RecordReader reader("f", text);
+  for (RawRecord raw; reader.next(raw);) parser.parse(raw);
+  EXPECT_EQ(parser.notes().count(NoteKind::harmless_key, "id"), 2);
+  EXPECT_EQ(parser.notes().count(NoteKind::unknown_key, "strange"), 1);
+  EXPECT_EQ(parser.notes().of(NoteKind::unknown_key).size() + parser.notes().of(NoteKind::harmless_key).size(), 2U);
+  RecordParser ids("f", 100);
+  ids.parse({R"({"input_ids":[1,2],"seq_lengths":[1,1],"token_type_ids":[0,0],"x\ny":1})", 1});
+  EXPECT_EQ(ids.notes().count(NoteKind::packed_row), 1);
+  EXPECT_EQ(ids.notes().count(NoteKind::harmless_key, "token_type_ids"), 1);
+  EXPECT_EQ(ids.notes().count(NoteKind::unknown_key, "x\\x0ay"), 1);
+}
+
+TEST(RecordNotes, FitIntoACacheWhateverTheFileHolds) {
+  RecordNotes notes;
+  for (int i = 0; i < 3000; ++i) {
+    notes.note(NoteKind::unknown_key, std::to_string(i) + std::string(100, 'x'));
+    notes.note(NoteKind::unknown_key, "often");
+    notes.note(NoteKind::ends_twice);
+    notes.end_record();
+  }
+  notes.keep_most_counted();
+  const RecordNotes read = RecordNotes::parse(notes.text());
+  EXPECT_LE(notes.text().size(), RecordNotes::most_text);
+  EXPECT_EQ(read.count(NoteKind::unknown_key, "often"), 3000);
+  EXPECT_EQ(read.count(NoteKind::ends_twice), 3000);
+  EXPECT_GT(read.count(NoteKind::unknown_key), 2900);
+  EXPECT_EQ(read, notes);
+  for (const char* bad : {"", "x", "99 1 a\n", "1", "1 2", "1 -3 a\n", "\n\n"})
+    EXPECT_TRUE(RecordNotes::parse(bad).empty());
 }
 
 // The commands were tried with jq 1.6.

@@ -73,11 +73,12 @@ TEST_F(Tables, HaveTheRecordsOfJsonLines) {
       {"alpaca.jsonl", {"alpaca.parquet"}},
       {"prompt.jsonl", {"prompt.parquet"}},
       {"tokens.jsonl", {"tokens.parquet"}},
+      {"masks.jsonl", {"masks.parquet"}},
       {"sharegpt.jsonl", {"sharegpt.arrow"}},
   };
   for (const auto& [lines, tables] : cases) {
     const std::vector<std::string> wanted = rows_of_file(table_fixture(lines));
-    EXPECT_GE(wanted.size(), 5u);
+    EXPECT_GE(wanted.size(), 4u);
     for (const char* table : tables) {
       const std::vector<std::string> got = rows_of_file(table_fixture(table));
       ASSERT_EQ(got.size(), wanted.size()) << table;
@@ -112,7 +113,7 @@ TEST_F(Tables, HaveConversationsThatRenderAlike) {
 }
 
 TEST_F(Tables, TrainOnTheTokensOfJsonLines) {
-  for (const std::string name : {"alpaca", "prompt", "tokens"}) {
+  for (const std::string name : {"alpaca", "prompt", "tokens", "masks"}) {
     std::uint64_t of_lines = 0, of_table = 0;
     EXPECT_EQ(tokens(table_fixture(name + ".parquet"), &of_table), tokens(table_fixture(name + ".jsonl"), &of_lines));
     EXPECT_NE(of_table, of_lines);
@@ -129,13 +130,26 @@ TEST_F(Tables, TrainOnTheTokensOfJsonLines) {
   };
   const fs::path table = table_fixture("prompt.parquet"), lines = table_fixture("prompt.jsonl");
   const OneRecord row = record({table}, 4), line = record({lines}, 4);
-  EXPECT_EQ(row.example.ids, line.example.ids);
+  EXPECT_EQ(row.documents.at(0).ids, line.documents.at(0).ids);
   EXPECT_EQ(row.location, table_fixture("prompt.parquet").string() + ": row 3");
   EXPECT_NE(error_of([&] { record({table}, 10); }).find("prompt.parquet: the file has 9 records"), std::string::npos);
   // Rows of several files are counted as if they stood in one.
   EXPECT_EQ(record({lines, table}, 9).location, record({lines}, 9).location);
   EXPECT_EQ(record({lines, table}, 13).location, row.location);
   EXPECT_EQ(error_of([&] { record({table, lines}, 19); }), "2 files have 18 records, and number 19 is asked for");
+}
+
+TEST_F(Tables, ColumnsThatAreNotReadAreNamed) {
+  const auto unread = [&](const char* name) { return DataFile(table_fixture(name)).records()->unread_columns(); };
+  EXPECT_EQ(unread("masks.parquet"), std::vector<std::string>{"photo"});
+  EXPECT_EQ(unread("chat.feather.arrow"), std::vector<std::string>{"id"});
+  EXPECT_EQ(unread("tokens.jsonl"), std::vector<std::string>{});
+  ThreadPool pool("test", {0}, false);
+  const TokenDataset masks =
+      open_dataset({table_fixture("masks.parquet"), {.max_length = 512}, at("cache")}, encoder_, pool);
+  EXPECT_EQ(masks.notes().count(NoteKind::unread_column, "photo"), 1);
+  EXPECT_EQ(masks.notes().count(NoteKind::packed_row), 2);
+  EXPECT_EQ(masks.size(), 6);
 }
 
 TEST_F(Tables, SavedByDatasetsHaveItsRowsInOrder) {
@@ -219,6 +233,13 @@ class DataDirectories : public testing::Test {
       all += fs::relative(file, directory_.path / directory).string() + " ";
     return all;
   }
+  std::string left_out(const std::string& directory) const {
+    std::vector<fs::path> files;
+    files_of_directory(directory_.path / directory, "--data", DataUse::training, &files);
+    std::string all;
+    for (const fs::path& file : files) all += file.filename().string() + " ";
+    return all;
+  }
   std::string refusal(const std::string& directory, DataUse use = DataUse::training) const {
     return error_of([&] { names(directory, use); });
   }
@@ -238,7 +259,7 @@ TEST_F(DataDirectories, OfTheHubStandForASplit) {
   fs::remove(directory_.path / "hub/data/validation-00000-of-00001-0a1b.parquet");
   EXPECT_EQ(names("hub/data", DataUse::evaluation), "test-00000-of-00001.parquet ");
   fs::remove(directory_.path / "hub/data/test-00000-of-00001.parquet");
-  EXPECT_EQ(names("hub/data", DataUse::evaluation), train) << "one split alone is what is meant";
+  EXPECT_EQ(names("hub/data", DataUse::evaluation), train) << "one split alone is what an evaluation means";
 
   put("converted/train/0000.parquet");
   put("converted/test/0000.parquet");
@@ -249,13 +270,65 @@ TEST_F(DataDirectories, OfTheHubStandForASplit) {
   put("lines/test.jsonl");
   EXPECT_EQ(names("lines"), "train.jsonl ");
   put("lines/more.jsonl");
-  EXPECT_EQ(names("lines"), "more.jsonl test.jsonl train.jsonl ") << "names of any kind say nothing of splits";
+  EXPECT_EQ(names("lines"), "train.jsonl ") << "as load_dataset";
+  EXPECT_EQ(left_out("lines"), "more.jsonl test.jsonl ");
+}
+
+// The splits are those of load_dataset("json", data_dir=...) of datasets 5.2, but that capitals count, and that files
+// of no split are trained on where none is for training.
+TEST_F(DataDirectories, FilesForEvaluationAreNotTrainedOn) {
+  struct Case {
+    std::vector<const char*> files;
+    std::string training, evaluation;
+  };
+  const std::vector<Case> cases = {
+      {{"data_train.jsonl", "data_test.jsonl"}, "data_train.jsonl ", "data_test.jsonl "},
+      {{"data.jsonl", "data_test.jsonl", "more.jsonl"}, "data.jsonl more.jsonl ", "data_test.jsonl "},
+      {{"a-dev.jsonl", "a-test.jsonl", "a.jsonl"}, "a.jsonl ", "a-dev.jsonl "},
+      {{"my.valid.jsonl", "my.training.jsonl", "EVAL.jsonl"}, "my.training.jsonl ", "my.valid.jsonl "},
+      {{"Test 1.jsonl", "x.jsonl", "val0.jsonl", "x_evaluation_2.json"}, "x.jsonl ", "val0.jsonl "},
+      {{"latest.jsonl", "contest.jsonl", "developer.jsonl", "trainer.jsonl", "values.jsonl"},
+       "contest.jsonl developer.jsonl latest.jsonl trainer.jsonl values.jsonl ",
+       "contest.jsonl developer.jsonl latest.jsonl trainer.jsonl values.jsonl "},
+      {{"json-train.arrow", "cache-0123456789abcdef.arrow", "cache-00ff_00000_of_00002.arrow", "dataset_info.json"},
+       "json-train.arrow ",
+       "json-train.arrow "},
+      {{"json-train-00000-of-00001.arrow", "json-test-00000-of-00001.arrow"},
+       "json-train-00000-of-00001.arrow ",
+       "json-test-00000-of-00001.arrow "},
+      {{"train_1/a.jsonl", "train_2/a.jsonl", "my-test/a.jsonl"},
+       "train_1/a.jsonl train_2/a.jsonl ",
+       "my-test/a.jsonl "},
+  };
+  int number = 0;
+  for (const Case& c : cases) {
+    const std::string directory = "case" + std::to_string(number++);
+    for (const char* file : c.files) put(directory + "/" + file);
+    EXPECT_EQ(names(directory), c.training) << c.files[0];
+    EXPECT_EQ(names(directory, DataUse::evaluation), c.evaluation) << c.files[0];
+  }
+  EXPECT_EQ(left_out("case2"), "a-dev.jsonl a-test.jsonl ");
+  EXPECT_EQ(left_out("case6"), "cache-00ff_00000_of_00002.arrow cache-0123456789abcdef.arrow ");
+
+  for (const std::string name : {"only/x_test.jsonl", "alone/test.jsonl", "sharded/test-00000-of-00001.parquet"}) {
+    put(name);
+    const std::string directory = name.substr(0, name.find('/'));
+    EXPECT_NE(refusal(directory).find("for "), std::string::npos) << refusal(directory);
+    EXPECT_EQ(names(directory, DataUse::evaluation), name.substr(directory.size() + 1) + " ");
+    // A file, or a pattern, that is named is meant.
+    EXPECT_EQ(data_files((directory_.path / name).string(), "--data", DataUse::training).at(0).size(), 1U);
+    EXPECT_EQ(data_files((directory_.path / directory / "*").string(), "--data", DataUse::training).at(0).size(), 1U);
+  }
+  EXPECT_NE(refusal("only").find("by their names all files are for evaluation (x_test.jsonl is one)"),
+            std::string::npos);
+  put("derived/cache-0123.arrow");
+  EXPECT_NE(refusal("derived").find("but cache-*.arrow, which datasets derives from others"), std::string::npos);
 }
 
 TEST_F(DataDirectories, WithoutTheSplitThatIsNeededAreRefused) {
   put("ultra/train_sft-00000-of-00001.parquet");
   put("ultra/train_gen-00000-of-00001.parquet");
-  EXPECT_NE(refusal("ultra").find("splits train_gen, train_sft, none of which is for training"), std::string::npos)
+  EXPECT_NE(refusal("ultra").find("splits train_gen, train_sft, several of which are for training"), std::string::npos)
       << refusal("ultra");
   EXPECT_NE(refusal("ultra").find("ultra/train_gen*.parquet\""), std::string::npos) << refusal("ultra");
   put("twice/a.parquet");

@@ -486,6 +486,13 @@ TEST_F(TokenizerDirectory, AnyNumberOfPythonsAndKeysGivenTwice) {
   EXPECT_EQ(load().eos_id(), 257);
 }
 
+TEST_F(TokenizerDirectory, HalfOfASurrogatePairStopsNobodyWhereItIsNotUsed) {
+  std::ofstream(directory_ / "tokenizer_config.json") << R"({"note": "cut \ud83d", "\udc00": 1, "eos_token": "<end>"})";
+  EXPECT_EQ(load().eos_id(), 257);
+  std::ofstream(directory_ / "tokenizer_config.json") << R"({"eos_token": "<end>\ud83d"})";
+  EXPECT_NE(message_of([&] { load(); }).find("eos_token holds half of a surrogate pair"), std::string::npos);
+}
+
 TEST_F(TokenizerDirectory, BosAndPaddingThatNoTokenSpellsAreNone) {
   write("tokenizer_config.json", {{"bos_token", "<s>"}, {"pad_token", {{"content", "[PAD]"}}}, {"eos_token", "<end>"}});
   EXPECT_EQ(load().bos_id(), std::nullopt);
@@ -503,6 +510,38 @@ TEST_F(TokenizerDirectory, ThePostProcessorAloneDecidesWhatIsAdded) {
   write("tokenizer_config.json",
         {{"bos_token", "<end>"}, {"eos_token", "he"}, {"add_bos_token", true}, {"add_eos_token", true}});
   EXPECT_EQ(load().encode("a", true), Ids{'a'});
+}
+
+// Which classes heed the key was seen with transformers 5.24; tokenizer.json is the same in all cases.
+TEST_F(TokenizerDirectory, ABlankBeforeTextsIsThatOfTransformersOrRefused) {
+  const auto refusal = [&](const Json& config) {
+    write("tokenizer_config.json", config);
+    return message_of([&] { load(); });
+  };
+  for (const char* name : {"Qwen2Tokenizer", "Qwen2TokenizerFast", "GPT2Tokenizer"}) {
+    EXPECT_NE(refusal({{"tokenizer_class", name}, {"add_prefix_space", true}})
+                  .find("tokenizer_config.json: \"add_prefix_space\" is true, and tokenizer.json does not put a blank"),
+              std::string::npos);
+    EXPECT_EQ(refusal({{"tokenizer_class", name}, {"add_prefix_space", false}}), "no error");
+    EXPECT_EQ(refusal({{"tokenizer_class", name}, {"add_prefix_space", nullptr}}), "no error");
+  }
+  for (const char* name : {"PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", "GemmaTokenizer"})
+    EXPECT_EQ(refusal({{"tokenizer_class", name}, {"add_prefix_space", true}}), "no error") << name;
+  EXPECT_EQ(refusal({{"add_prefix_space", true}}), "no error");
+  EXPECT_NE(refusal({{"tokenizer_class", "GPT2Tokenizer"}, {"add_prefix_space", "yes"}}).find("must be true or false"),
+            std::string::npos);
+}
+
+TEST_F(TokenizerDirectory, SpecialTokensAreTextWhereTheConfigurationSaysSo) {
+  write("tokenizer_config.json", Json::object());
+  const Tokenizer parsing = load();
+  write("tokenizer_config.json", {{"split_special_tokens", true}});
+  const Tokenizer splitting = load();
+  EXPECT_EQ(splitting.encode("a<end>", false), parsing.encode("a<end>", false, SpecialTokens::as_text));
+  EXPECT_NE(splitting.encode("a<end>", false), parsing.encode("a<end>", false));
+  EXPECT_NE(splitting.fingerprint(), parsing.fingerprint());
+  write("tokenizer_config.json", {{"split_special_tokens", false}});
+  EXPECT_EQ(load().fingerprint(), parsing.fingerprint());
 }
 
 TEST_F(TokenizerDirectory, RefusesTokensThatTokenizerJsonDoesNotHave) {

@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
+#include "data/record_keys.h"
 
 namespace so {
 namespace {
@@ -27,13 +29,15 @@ std::optional<std::string_view> text_of(const std::optional<dom::element>& value
   return text;
 }
 
-void require_no_nul(std::string_view text, std::string_view where) {
+void require_plain_text(std::string_view text, std::string_view where) {
   if (text.find('\0') != std::string_view::npos) fail("{} holds a NUL character (\\u0000); remove it", where);
+  if (text.find(half_pair) != std::string_view::npos)
+    fail("{} holds half of a surrogate pair (\\ud800 to \\udfff); remove it", where);
 }
 
 void check_part(const dom::element& part, std::string_view where) {
   std::string_view plain;
-  if (part.get_string().get(plain) == simdjson::SUCCESS) return require_no_nul(plain, where);
+  if (part.get_string().get(plain) == simdjson::SUCCESS) return require_plain_text(plain, where);
   dom::object object;
   if (part.get_object().get(object) != simdjson::SUCCESS)
     fail("{} has a part that is neither a text nor an object", where);
@@ -43,15 +47,22 @@ void check_part(const dom::element& part, std::string_view where) {
     fail("{} has a part of type \"{}\"; only text is trained on: remove the part, or the record", where,
          printable(*type, 40));
   if (!text) fail("{} has a part without \"text\"", where);
-  require_no_nul(*text, where);
+  require_plain_text(*text, where);
 }
 
 void check_content(const dom::element& content, const std::string& where) {
   dom::array parts;
-  if (const auto text = text_of(content)) return require_no_nul(*text, where);
+  if (const auto text = text_of(content)) return require_plain_text(*text, where);
   if (content.get_array().get(parts) != simdjson::SUCCESS)
     fail("{} must be a string or a list of text parts {{\"type\": \"text\", \"text\": ...}}", where);
   for (const dom::element part : parts) check_part(part, where);
+}
+
+// OpenAI's form of a call before "tool_calls".
+void check_function_call(const dom::element& call, const std::string& where) {
+  dom::object function;
+  if (call.get_object().get(function) != simdjson::SUCCESS || !text_of(find(function, "name")))
+    fail("{}: \"function_call\" must be an object {{\"name\": ..., \"arguments\": ...}}", where);
 }
 
 void check_calls(const dom::element& calls, const std::string& where) {
@@ -91,12 +102,20 @@ void check_message(const dom::object& message, const std::string& where) {
   if (!role) fail("{} has neither \"role\" (with \"content\") nor \"from\" (with \"value\")", where);
   const auto name = text_of(role);
   if (!name || name->empty()) fail("{}: \"role\" must be a string, as \"user\" or \"assistant\"", where);
+  if (*name == "tool_call" || *name == "function_call")
+    fail("{} has the role \"{}\"; calls of functions are read from \"tool_calls\" of a message of the assistant", where,
+         *name);
   const auto calls = find(message, "tool_calls");
   const bool has_calls = calls && !calls->is_null();
   if (has_calls) check_calls(*calls, where + ": \"tool_calls\"");
+  const auto call = find(message, "function_call");
+  const bool has_call = call && !says_nothing(*call);
+  if (has_call) check_function_call(*call, where);
+  if (has_call && has_calls && !says_nothing(*calls))
+    fail("{} has \"tool_calls\" and \"function_call\", the older form of one; remove the latter", where);
   if (const auto content = find(message, "content"); content && !content->is_null())
     check_content(*content, where + ": \"content\"");
-  else if (!has_calls)
+  else if (!has_calls && !has_call)
     fail("{} has no \"content\"", where);
   for (const std::string_view key : {"reasoning_content", "thinking", "reasoning"})
     if (const auto text = find(message, key); text && !text->is_null() && !text->is_string())
@@ -139,6 +158,10 @@ const std::vector<Foreign>& foreign_records() {
       {{"inputs", "targets"}, "{prompt: .inputs, completion: .targets}"},
       {{"input", "output"}, "{prompt: .input, completion: .output}"},
       {{"source", "target"}, "{prompt: .source, completion: .target}"},
+      {{"human", "assistant"},
+       "{messages: [{role: \"user\", content: .human}, {role: \"assistant\", content: .assistant}]}"},
+      {{"user", "assistant"},
+       "{messages: [{role: \"user\", content: .user}, {role: \"assistant\", content: .assistant}]}"},
       {{"conversation"},
        "{messages: [.conversation[] | if has(\"role\") or has(\"from\") then . else (.system // \"\" | select(. != "
        "\"\") | {role: \"system\", content: .}), {role: \"user\", content: (.human // .input)}, {role: \"assistant\", "
@@ -153,7 +176,7 @@ const std::vector<Foreign>& foreign_records() {
 
 }  // namespace
 
-void check_messages(const dom::element& messages, std::string_view key) {
+void check_messages(const dom::element& messages, std::string_view key, RecordNotes& notes) {
   dom::array list;
   if (messages.is_string())
     fail("\"{}\" is a string; it must be a list of messages. Where it is JSON: jq -c '.{} |= fromjson' FILE > NEW", key,
@@ -166,6 +189,11 @@ void check_messages(const dom::element& messages, std::string_view key) {
     if (message.get_object().get(object) != simdjson::SUCCESS)
       fail("{} must be an object {{\"role\": ..., \"content\": ...}}", where);
     check_message(object, where);
+    try {
+      check_message_keys(object, notes);
+    } catch (const Error& error) {
+      fail("{}: {}", where, error.what());
+    }
   }
   if (number == 0) fail("\"{}\" is empty; remove the record", key);
 }

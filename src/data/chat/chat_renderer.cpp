@@ -90,13 +90,19 @@ std::vector<RenderedChat> parse_rendered(std::string_view json, std::size_t reco
   for (const JsonElement element : list.array()) {
     const JsonNode node = list.element(element, rendered.size());
     RenderedChat& one = rendered.emplace_back();
-    if (node.is_object()) {
+    if (node.is_object() && node.find("error")) {
       one.error = node.at("error").string();
       if (one.error.empty()) one.error = "the chat template fails without a reason";
       continue;
     }
-    std::size_t index = 0;
-    for (const JsonElement piece : node.array()) one.pieces.emplace_back(node.element(piece, index++).string());
+    const auto append = [](const JsonNode& texts, std::vector<std::string>& to) {
+      std::size_t index = 0;
+      for (const JsonElement text : texts.array()) to.emplace_back(texts.element(text, index++).string());
+    };
+    append(node.is_object() ? node.at("pieces") : node, one.pieces);
+    if (!node.is_object()) continue;
+    append(node.at("left_out"), one.left_out);
+    append(node.at("roles"), one.roles);
   }
   if (rendered.size() != records) fail("{}: {} results for {} records", file, rendered.size(), records);
   return rendered;

@@ -21,8 +21,10 @@ enum class TrainedTurns {
 };
 
 struct RenderedChat {
-  std::vector<std::string> pieces;  // of the text; every second one is trained, and the first is not
-  std::string error;                // why there is no text; the pieces are empty then
+  std::vector<std::string> pieces;    // of the text; every second one is trained, and the first is not
+  std::string error;                  // why there is no text; the pieces are empty then
+  std::vector<std::string> left_out;  // parts of the record that the text lacks: "tool_calls"
+  std::vector<std::string> roles;     // that are read as others: "human as user"
 
   std::string text() const;
 };

@@ -11,7 +11,8 @@ The first request sets the template up:
 Each of the others has records as data files have them (records.h):
   {"records": [...], "train": "assistant" | "last" | "all" | "nothing", "add_generation_prompt": BOOL}
   answered by {"records": [["text", "trained text", "text", ...] or {"error": TEXT}, ...]}: the rendered text in pieces,
-  of which every second is trained.
+  of which every second is trained. Where there is more to say it is {"pieces": [...], "left_out": [NAME...], "roles":
+  [TEXT...]} in place of the pieces: parts of the record that the text lacks, and roles that were read as others.
 """
 
 import json
@@ -22,6 +23,8 @@ import sys
 from datetime import datetime
 
 from chat_environment import make_environment, told
+from chat_fields import known_record, names_of_roles
+from chat_left_out import left_out
 from chat_messages import Chat, Refused
 from chat_turns import TurnFinder, common_length
 from render_limits import Exceeded, Limits, check_text
@@ -101,6 +104,7 @@ class Renderers:
     def __init__(self, setup):
         self.plain = Renderer(setup, setup["template"])
         self.tools = Renderer(setup, setup["tool_template"]) if setup.get("tool_template") else self.plain
+        self.known_roles = names_of_roles(setup["template"] + (setup.get("tool_template") or ""))
 
     def pieces_of(self, record, train, add_generation_prompt):
         chat = Chat(record, train)
@@ -119,12 +123,29 @@ class Renderers:
                 pass
             raise
 
+    def left_out(self, record, train, text):
+        chat = Chat(record, train)
+        return left_out(self.plain if chat.variables["tools"] is None else self.tools, chat, text)
+
+
+def require_whole_characters(text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused("the text holds half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
+
 
 def answer(renderers, limits, request, request_bytes):
-    def pieces_of(record):
-        pieces = renderers.pieces_of(record, request["train"], request["add_generation_prompt"])
+    train = request["train"]
+
+    def answer_to(record):
+        record, roles = known_record(record, train, renderers.known_roles)
+        pieces = renderers.pieces_of(record, train, request["add_generation_prompt"])
         check_text(pieces, request_bytes)
-        return pieces
+        text = "".join(pieces)
+        require_whole_characters(text)
+        lacking = renderers.left_out(record, train, text) if train != "nothing" else []
+        return {"pieces": pieces, "left_out": lacking, "roles": roles} if lacking or roles else pieces
 
     answers, exceeded = [], None
     for record in request["records"]:
@@ -133,7 +154,7 @@ def answer(renderers, limits, request, request_bytes):
             continue
         try:
             messages = sum(len(record.get(key) or ()) for key in ("messages", "conversations", "prompt"))
-            answers.append(limits.run(lambda: pieces_of(record), messages, request_bytes))
+            answers.append(limits.run(lambda: answer_to(record), messages, request_bytes))
         except Exceeded as error:
             exceeded = str(error)
             answers.append({"error": exceeded})

@@ -1,6 +1,6 @@
 #include "data/tables/table_reader.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string_view>
@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "data/python_programs.h"
+#include "data/record_keys.h"
 #include "data/tokenizer/json_reader.h"
 
 namespace so {
@@ -74,8 +75,14 @@ void TablePrograms::put_back(std::unique_ptr<PythonProcess> program) {
 
 TableReader::TableReader(const std::filesystem::path& file, std::shared_ptr<TablePrograms> programs)
     : name_(file.string()), programs_(std::move(programs)), program_(programs_->take(name_)) {
-  send(fmt::format(R"({{"open":"{}"}})", hexadecimal(std::filesystem::absolute(file).native())));
-  receive();
+  send(fmt::format(R"({{"open":"{}","keys":["{}"]}})", hexadecimal(std::filesystem::absolute(file).native()),
+                   fmt::join(keys_with_meaning(), "\",\"")));
+  const std::string answer = receive();
+  simdjson::dom::parser parser;
+  const JsonNode columns = head_of(parser, answer).at("unread");
+  std::size_t index = 0;
+  for (const JsonElement column : columns.array())
+    unread_columns_.emplace_back(columns.element(column, index++).string());
 }
 
 TableReader::~TableReader() {

@@ -47,6 +47,7 @@ class TableReader {
 
   std::uint64_t rows();                  // of the whole file; before the first next()
   double done() const { return done_; }  // how much of the file that was, 0 to 1
+  const std::vector<std::string>& unread_columns() const { return unread_columns_; }
 
  private:
   void send(const std::string& request);
@@ -56,6 +57,7 @@ class TableReader {
   const std::shared_ptr<TablePrograms> programs_;
   std::unique_ptr<PythonProcess> program_;
   std::string block_;
+  std::vector<std::string> unread_columns_;
   std::int64_t row_ = 0;
   double done_ = 0;
   bool begun_ = false, requested_ = false, ended_ = false;

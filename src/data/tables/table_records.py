@@ -4,7 +4,8 @@ hand.
 Requests come on standard input and answers go to standard output, each a line with a number of bytes and then so many
 bytes. A request is JSON:
   {}                                               answered by {}, once pyarrow is there
-  {"open": PATH, its bytes as hexadecimal digits}  answered by {}
+  {"open": PATH, its bytes as hexadecimal digits, "keys": [NAME...]}  answered by {"unread": [NAME...]}: columns that
+                                                   are not read, since they neither make a record nor are among the keys
   {"count": true}                                  answered by {"rows": how many the file has}
   {"rows": N, "bytes": M}                          answered by {"done": D} and a line for each of the next rows, JSON
 An answer is a line of JSON, in the last case with lines after it; D is how much of the file that was, 0 to 1. {"error": TEXT} says what is wrong with the file.
@@ -35,7 +36,7 @@ library_holes.end_if(library_holes.of_pyarrow())
 PART_BYTES = 4 << 20
 PART_ROWS = 4096
 
-# What makes a record, and what goes with it.
+# What makes a record.
 KINDS = (
     ("input_ids",),
     ("messages",),
@@ -44,7 +45,6 @@ KINDS = (
     ("prompt", "completion"),
     ("text",),
 )
-BESIDE = ("input", "labels", "attention_mask", "system", "history", "tools", "documents", "chat_template_kwargs")
 JSON_TEXTS = ("messages", "conversations")  # may be lists, or texts of JSON
 
 STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -139,7 +139,7 @@ def lines_of(batch, first_row):
 # ---- Files ----
 
 
-def wanted_columns(schema):
+def wanted_columns(schema, beside):
     """The columns that records have, in the table's order."""
     present = set(schema.names)
     if not any(present.issuperset(kind) for kind in KINDS):
@@ -148,11 +148,11 @@ def wanted_columns(schema):
         if len(schema.names) > 40:
             there += f" and {len(schema.names) - 40} more"
         raise Refused(f"no columns make a record: {known}; it has the columns {there}; rename them (rename_columns)")
-    keys = {key for kind in KINDS for key in kind}.union(BESIDE)
+    keys = {key for kind in KINDS for key in kind}.union(beside)
     names = [name for name in schema.names if name in keys]
     if len(set(names)) < len(names):
         raise Refused("two columns have one name")
-    return names
+    return names, [name for name in schema.names if name not in keys]
 
 
 def parts_of(batch):
@@ -163,9 +163,9 @@ def parts_of(batch):
 
 
 class ParquetTable:
-    def __init__(self, path):
+    def __init__(self, path, beside):
         self.file = pyarrow.parquet.ParquetFile(path, memory_map=False, buffer_size=1 << 20, pre_buffer=False)
-        self.columns = wanted_columns(self.file.schema_arrow)
+        self.columns, self.unread = wanted_columns(self.file.schema_arrow, beside)
 
     def count(self):
         return self.file.metadata.num_rows
@@ -190,7 +190,7 @@ class ParquetTable:
 class ArrowTable:
     """The streaming format, as Hugging Face's datasets writes it, or the file format (Feather)."""
 
-    def __init__(self, path):
+    def __init__(self, path, beside):
         with open(path, "rb") as file:
             self.mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.let_go = 0  # bytes at its beginning
@@ -202,7 +202,7 @@ class ArrowTable:
             self.source.seek(self.source.size() - len(STREAM_END))
             if self.source.read(len(STREAM_END)) != STREAM_END:
                 raise Refused("its end is missing; is it cut off?")
-        self.columns = wanted_columns(self.read().schema)
+        self.columns, self.unread = wanted_columns(self.read().schema, beside)
         self.share = 0  # of the file that has been read
 
     def read(self):
@@ -251,13 +251,13 @@ class ArrowTable:
             yield from parts_of(batch.select(self.columns))
 
 
-def open_table(path):
+def open_table(path, beside):
     with open(path, "rb") as file:
         begin = file.read(6)
     if begin[:4] == b"PAR1":
-        return ParquetTable(path)
+        return ParquetTable(path, beside)
     if begin[:4] == STREAM_END[:4] or begin == b"ARROW1":
-        return ArrowTable(path)
+        return ArrowTable(path, beside)
     if begin[:4] == b"PARE":
         raise Refused("the Parquet file is encrypted; write it without encryption")
     raise Refused(f"neither Parquet nor Arrow: it begins with {begin!r}" if begin else "the file is empty")
@@ -276,8 +276,8 @@ def rows_of(table):
 class Reading:
     """One file, from its first row to its last."""
 
-    def __init__(self, path):
-        self.table = open_table(path)
+    def __init__(self, path, beside):
+        self.table = open_table(path, beside)
         self.rows = rows_of(self.table)
         self.taken = 0
 
@@ -296,7 +296,8 @@ class Reading:
 def answer_to(request, reading):
     """The answer, and what is being read from now on."""
     if "open" in request:
-        return b"{}", Reading(bytes.fromhex(request["open"]).decode("utf-8", "surrogateescape"))
+        reading = Reading(bytes.fromhex(request["open"]).decode("utf-8", "surrogateescape"), request["keys"])
+        return json.dumps({"unread": reading.table.unread}).encode(), reading
     if "count" in request:
         return json.dumps({"rows": reading.table.count()}).encode(), reading
     if "rows" in request:

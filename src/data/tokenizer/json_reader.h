@@ -37,7 +37,12 @@ class JsonNode {
 
   JsonObject object() const { return get<JsonObject>("an object"); }
   JsonArray array() const { return get<JsonArray>("an array"); }
-  std::string_view string() const { return get<std::string_view>("a string"); }
+  std::string_view string() const {
+    const auto text = get<std::string_view>("a string");
+    if (text.find(half_pair) != std::string_view::npos)
+      fail("{} holds half of a surrogate pair (\\ud800 to \\udfff); remove it", where());
+    return text;
+  }
   bool boolean() const { return get<bool>("true or false"); }
   double number() const {
     double value = 0;

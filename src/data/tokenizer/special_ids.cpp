@@ -91,8 +91,35 @@ std::vector<std::int32_t> ends_of(const JsonNode& node) {
 
 }  // namespace
 
+namespace {
+
+// Classes of which transformers leaves tokenizer.json as it is, and those that do so where it is a model on bytes.
+// The others write the step that puts a blank before a text anew.
+bool heeds_prefix_space(std::string_view name, bool on_bytes) {
+  if (name.ends_with("Fast")) name.remove_suffix(4);
+  constexpr std::array as_is = {"", "PreTrainedTokenizer", "TokenizersBackend", "Gemma", "GemmaTokenizer"};
+  constexpr std::array on_characters = {"LlamaTokenizer", "CodeLlamaTokenizer"};
+  const auto is_in = [name](const auto& names) { return std::find(names.begin(), names.end(), name) != names.end(); };
+  return !is_in(as_is) && on_bytes != is_in(on_characters);
+}
+
+void read_class_settings(const JsonNode& root, bool on_bytes, SpecialIds& ids) {
+  const auto flag = [&root](std::string_view key) -> std::optional<bool> {
+    const auto node = root.find(key);
+    if (!node || node->is_null()) return std::nullopt;
+    return node->boolean();
+  };
+  ids.split_special_tokens = flag("split_special_tokens").value_or(false);
+  const auto name = root.find("tokenizer_class");
+  if (const auto blank = flag("add_prefix_space");
+      blank && heeds_prefix_space(name && name->is_string() ? name->string() : std::string_view(), on_bytes))
+    ids.add_prefix_space = blank;
+}
+
+}  // namespace
+
 SpecialIds read_special_ids(const std::filesystem::path& directory, const Find& find,
-                            const std::function<bool(std::int32_t)>& has_id) {
+                            const std::function<bool(std::int32_t)>& has_id, bool on_bytes) {
   SpecialIds ids;
   std::array<bool, roles.size()> decided{};
   bool ends_decided = false;
@@ -115,6 +142,7 @@ SpecialIds read_special_ids(const std::filesystem::path& directory, const Find& 
           has_numbers ? id_of_number(*node, has_id, roles[i].needed) : id_of_token(*node, find, roles[i].needed);
     }
     if (name == "tokenizer_config.json") {
+      read_class_settings(root, on_bytes, ids);
       const auto table = root.find("added_tokens_decoder");
       if (table && !table->is_null()) check_added_tokens(*table, find);
     }

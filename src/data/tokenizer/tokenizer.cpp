@@ -87,6 +87,19 @@ std::vector<AddedToken> matched_in(const std::vector<AddedToken>& all, bool norm
   return tokens;
 }
 
+// Whether it puts a blank before a text.
+bool puts_blank_first(const TokenizerSpec& spec) {
+  const auto normalizes = [](const NormalizeStep& step) { return step.kind == NormalizeStep::Kind::prepend; };
+  const auto splits = [](const PreTokenizeStep& step) {
+    const auto* bytes = std::get_if<ByteLevelStep>(&step);
+    const auto* metaspace = std::get_if<MetaspaceStep>(&step);
+    return (bytes != nullptr && bytes->add_prefix_space) ||
+           (metaspace != nullptr && metaspace->prepend != MetaspaceStep::Prepend::never);
+  };
+  return std::any_of(spec.normalizers.begin(), spec.normalizers.end(), normalizes) ||
+         std::any_of(spec.pre_tokenizers.begin(), spec.pre_tokenizers.end(), splits);
+}
+
 UnknownCharacters unknown_in(const TokenizerSpec& spec) {
   return {spec.byte_fallback ? std::optional(spec.byte_ids) : std::nullopt, spec.unk, spec.fuse_unk};
 }
@@ -96,6 +109,7 @@ UnknownCharacters unknown_in(const TokenizerSpec& spec) {
 struct Tokenizer::State {
   State(TokenizerSpec spec, const std::string& name, std::uint64_t content_hash)
       : bound(token_bound_of(spec)),  // before parts of it are moved away
+        blank_first(puts_blank_first(spec)),
         model(std::move(spec.model)),
         words(std::move(spec.words)),
         byte_ids(spec.byte_ids),
@@ -154,6 +168,7 @@ struct Tokenizer::State {
   void append_bytes(std::int32_t id, std::string& text) const;
 
   TokenBound bound;
+  bool blank_first;
   Vocabulary model;                        // spellings
   Vocabulary words;                        // bytes
   Vocabulary added;                        // added tokens that the model does not have
@@ -315,10 +330,17 @@ Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
   auto state = State::read(json, printable_path(file));
   state->ids = read_special_ids(
       model_directory, [&](std::string_view token) { return state->find(token); },
-      [&](std::int32_t id) { return state->contains(id); });
+      [&](std::int32_t id) { return state->contains(id); }, state->bytes.has_value());
   const SpecialIds& ids = state->ids;
+  if (ids.add_prefix_space && *ids.add_prefix_space != state->blank_first)
+    fail(
+        "{}: \"add_prefix_space\" is {}, and tokenizer.json {} a blank before a text, so that transformers would encode "
+        "it otherwise; set the key to {}, or load the tokenizer with transformers and save it again",
+        printable_path(model_directory / "tokenizer_config.json"), *ids.add_prefix_space,
+        state->blank_first ? "puts" : "does not put", state->blank_first);
   std::string decisions;
   for (const auto& id : {ids.bos, ids.eos, ids.pad}) decisions += fmt::format("{} ", id.value_or(-1));
+  if (ids.split_special_tokens) decisions += "split";
   state->fingerprint = hash_text(decisions, state->fingerprint);
   return Tokenizer(std::move(state));
 }
@@ -334,6 +356,7 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
     fail("a text of {} bytes is too long to be encoded at once: split it, the limit is 2 GiB", text.size());
   }
   const State& state = *state_;
+  if (state.ids.split_special_tokens) special = SpecialTokens::as_text;
   auto workspace = state.workspaces.take();
   workspace->pool = pool;
   std::vector<std::int32_t> ids;
@@ -397,6 +420,7 @@ bool Tokenizer::ends_generation(std::int32_t id) const {
   const std::vector<std::int32_t>& ends = state_->ids.ends;
   return std::find(ends.begin(), ends.end(), id) != ends.end();
 }
+bool Tokenizer::splits_special_tokens() const { return state_->ids.split_special_tokens; }
 bool Tokenizer::is_special(std::int32_t id) const { return state_->special.contains(id); }
 std::uint64_t Tokenizer::fingerprint() const { return state_->fingerprint; }
 

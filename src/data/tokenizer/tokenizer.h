@@ -33,7 +33,8 @@ class Tokenizer {
   // Reads DIRECTORY/tokenizer.json and, for the bos, eos and padding tokens, tokenizer_config.json,
   // special_tokens_map.json and generation_config.json: the first of them that has the key decides (null: no such
   // token). "add_bos_token" and "add_eos_token" of tokenizer_config.json have no say beside a tokenizer.json, as in
-  // transformers 5: its post-processor decides. Throws Error naming file and key.
+  // transformers 5: its post-processor decides. "add_prefix_space" that transformers would heed and that tokenizer.json
+  // contradicts is refused. Throws Error naming file and key.
   static Tokenizer load(const std::filesystem::path& model_directory);
 
   // From the text of a tokenizer.json alone; there are then no bos, eos and padding ids. `name` stands for the file in
@@ -70,6 +71,8 @@ class Tokenizer {
   // Whether generation stops at this id: the eos token, and each of the "eos_token_id" that generation_config.json, or
   // config.json where that says nothing, lists.
   bool ends_generation(std::int32_t id) const;
+  // "split_special_tokens" of tokenizer_config.json: special tokens inside texts are always ordinary text.
+  bool splits_special_tokens() const;
 
   // A token's spelling is that of tokenizer.json: "Ġthe" for the bytes " the". id_to_token gives "" for an unused id.
   std::optional<std::int32_t> token_to_id(std::string_view token) const;
