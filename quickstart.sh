@@ -52,3 +52,4 @@ for question in "What does the Debian package python3-requests do?" "What does t
 done
 
 say "Done: $out/model loads in transformers (AutoModelForCausalLM.from_pretrained)"
+echo "To talk to it: $so chat --model $out/model --chat_template alpaca"

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/thread_pool.h"
 #include "checkpoint/rope_extension.h"
@@ -29,6 +31,10 @@ class ModelFiles {
   const HfDirectory& directory() const { return directory_; }
   // Opens the small files beside the weights, so that what is exported has them when the directory is gone.
   void hold_small_files() { directory_.hold_auxiliary_files(); }
+  // Has what is exported get these texts instead, by name (io/hf_directory.h).
+  void replace_small_files(std::map<std::string, std::string> texts) {
+    directory_.replace_auxiliary_files(std::move(texts));
+  }
   // The text of config.json as the spec was read from it, and as it is exported.
   const std::string& config_json() const { return config_json_; }
   const ParameterFiles& files() const { return files_; }

@@ -16,12 +16,13 @@
 #include "commands/support/loaded_model.h"
 #include "commands/support/shared_rows.h"
 #include "data/chat/conversation.h"
+#include "options/chat_template_option.h"
 #include "train/interrupt.h"
 
 namespace so {
 namespace {
 
-struct ChatOptions : AnswerOptions, ComputeOptions, MessageOptions {
+struct ChatOptions : ChatTemplateOption, AnswerOptions, ComputeOptions, MessageOptions {
   std::string model;
   std::optional<std::string> system;
   std::int64_t max_length = 4096;
@@ -33,10 +34,11 @@ OptionTable<ChatOptions> chat_table() {
   using O = ChatOptions;
   OptionTable<O> t;
   t.group("Model and conversation");
-  t.add("model", &O::model, "Hugging Face model directory: config.json, tokenizer with a chat template, safetensors")
+  t.add("model", &O::model, "Hugging Face model directory: config.json, tokenizer, safetensors")
       .metavar("DIR")
       .required()
       .elsewhere("model_name_or_path");
+  t.borrow(chat_template_rows(), ours);
   t.add("system", &O::system, "A system message that the conversation begins with").default_from(ours);
   t.add("max_length", &O::max_length, "Most tokens of the conversation, or the model's limit where that is lower")
       .unit("tokens")
@@ -129,7 +131,7 @@ class Conversation {
 int run(const ChatOptions& options, const OptionOrigins&) {
   const DecoderSpec spec = read_spec(options.model);
   const ModelFiles model(options.model);
-  const ModelEncoder encoder(options.model, spec.vocab, SpecialTokens::parsed);
+  const ModelEncoder encoder(options.model, spec.vocab, SpecialTokens::parsed, options.chat_template);
   const std::int64_t capacity = std::min<std::int64_t>(options.max_length, spec.max_positions);
   // A template that cannot be used is refused before the weights are read.
   (void)conversation_prompt(ChatRenderer(encoder.chat_template()), encoder, conversation_record({{"user", "a"}}));
@@ -157,7 +159,7 @@ const RegisteredCommand chat_command([] {
        .position = 5,
        .summary = "talk to a model",
        .details =
-           "Talks to a model in the terminal, in its own chat template. Each line is a message, and the answer is printed "
+           "Talks to a model in the terminal, in its chat template. Each line is a message, and the answer is printed "
            "while it is made. Ctrl-C stops an answer, /clear begins a new conversation, /exit or the end of the input "
            "ends the program. Greedy unless a temperature is given.",
        .examples = {"superoffload chat --model out",

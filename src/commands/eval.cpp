@@ -23,6 +23,7 @@
 #include "data/document_mix.h"
 #include "data/model_encoder.h"
 #include "io/temporary_cache.h"
+#include "options/chat_template_option.h"
 #include "plan/machine/rank_share.h"
 #include "plan/output_space.h"
 #include "ranks/together.h"
@@ -31,7 +32,13 @@
 namespace so {
 namespace {
 
-struct EvalOptions : RowOptions, RecordOptions, JsonOption, ComputeOptions, RankOptions, MessageOptions {
+struct EvalOptions : RowOptions,
+                     RecordOptions,
+                     ChatTemplateOption,
+                     JsonOption,
+                     ComputeOptions,
+                     RankOptions,
+                     MessageOptions {
   std::string model;
   std::string data;
 };
@@ -52,6 +59,7 @@ OptionTable<EvalOptions> eval_table() {
       .elsewhere("eval_data");
   t.borrow(row_rows(), train);
   t.row("batch_size").help = "Rows at a time, of each rank";
+  t.borrow(chat_template_rows(), train);
   t.borrow(record_rows(), train);
   t.take(json_rows());
   add_machine_and_messages(t);
@@ -104,7 +112,8 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
   const std::int64_t max_length =
       resolve_max_length(options.max_length, origins.given("max_length"), spec, options.model);
   const ModelFiles model(options.model);
-  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens),
+                             options.chat_template);
   const RankSeat seat = take_seat(ranks, options.device, options);
   check_cpu_threads(options, seat.cpus);
   Runtime runtime(seat.device, rank_threads(ranks, seat, options.cpu_threads.value_or(0)), seat.gpu, seat.own_cpus);

@@ -19,11 +19,12 @@
 #include "data/tokenizer/utf8.h"
 #include "data/tokenizer/vocabulary.h"
 #include "model/rope.h"
+#include "options/chat_template_option.h"
 
 namespace so {
 namespace {
 
-struct GenerateOptions : TextOptions, JsonOption, AnswerOptions, ComputeOptions, MessageOptions {
+struct GenerateOptions : TextOptions, ChatTemplateOption, JsonOption, AnswerOptions, ComputeOptions, MessageOptions {
   std::string model;
   std::string prompt;                      // exactly one of prompt, prompt_file and messages is given
   std::optional<std::string> prompt_file;  // "-": standard input
@@ -55,6 +56,7 @@ OptionTable<GenerateOptions> generate_table() {
   t.add("messages", &O::messages, "JSON file with a conversation {\"messages\": [...]}, whose next turn is generated")
       .metavar("FILE")
       .default_from(ours);
+  t.borrow(chat_template_rows(), ours);
   t.borrow(text_rows(), ours);
   t.group("Sampling");
   t.add("max_new_tokens", &O::max_new_tokens, "Most tokens to generate").unit("tokens").at_least(1).default_from(ours);
@@ -75,6 +77,8 @@ void check(GenerateOptions& options, OptionOrigins& origins, int) {
   check_exactly_one(generate_rows().view(options), origins, {"prompt", "prompt_file", "messages"});
   if (options.system && !options.chat && !options.messages)
     fail("--system is for a conversation: give --chat too, or leave it out");
+  if (options.chat_template && !options.chat && !options.messages)
+    fail("--chat_template is for a conversation: give --chat or --messages too, or leave it out");
 }
 
 constexpr std::uint64_t max_prompt_bytes = 16 << 20;
@@ -116,7 +120,8 @@ std::vector<std::int32_t> prompt_ids(const GenerateOptions& options, const Model
 int run(const GenerateOptions& options, const OptionOrigins&) {
   const DecoderSpec spec = read_spec(options.model);
   const ModelFiles model(options.model);
-  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens),
+                             options.chat_template);
   const Tokenizer& tokenizer = encoder.tokenizer();
   const std::vector<std::int32_t> prompt = prompt_ids(options, encoder);
   if (prompt.empty()) fail("--prompt: the prompt holds no token; give some text");

@@ -16,11 +16,12 @@
 #include "data/one_record.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/vocabulary.h"
+#include "options/chat_template_option.h"
 
 namespace so {
 namespace {
 
-struct TokenizeOptions : TextOptions, JsonOption, MessageOptions {
+struct TokenizeOptions : TextOptions, ChatTemplateOption, JsonOption, MessageOptions {
   std::string model;
   std::string text;  // exactly one of text, file, from_stdin, decode and show is given
   std::optional<std::string> file;
@@ -47,6 +48,7 @@ OptionTable<TokenizeOptions> tokenize_table() {
   t.add("no_special_tokens", &O::no_special_tokens, "Add no special tokens when encoding, drop them when decoding")
       .default_from(ours)
       .elsewhere("skip_special_tokens");
+  t.borrow(chat_template_rows(), ours);
   t.borrow(text_rows(), ours);
   t.group("A record as it is trained");
   t.add("show", &O::show,
@@ -76,7 +78,7 @@ const OptionTable<TokenizeOptions>& tokenize_rows() {
 void check(TokenizeOptions& options, OptionOrigins& origins, int) {
   check_exactly_one(tokenize_rows().view(options), origins, {"text", "file", "stdin", "decode", "show"});
   if (options.show) return;
-  for (const char* name : {"record", "train_on_prompt", "mask_history", "max_length", "color"})
+  for (const char* name : {"record", "train_on_prompt", "mask_history", "max_length", "color", "chat_template"})
     if (origins.given(name)) fail("--{} is for a record: give --show FILE, or leave it out", name);
 }
 
@@ -114,7 +116,8 @@ void warn_of_unused(const std::vector<std::int32_t>& ids, const Tokenizer& token
 
 int show_record(const TokenizeOptions& options) {
   // The tokenizer alone decides: there need not be a model.
-  const ModelEncoder encoder(options.model, Vocabulary::max_vocabulary, special_tokens(options.parse_special_tokens));
+  const ModelEncoder encoder(options.model, Vocabulary::max_vocabulary, special_tokens(options.parse_special_tokens),
+                             options.chat_template);
   const DataPart files = all_files(data_files(*options.show, "--show", DataUse::training, Telling::log));
   const OneRecord one = read_one_record(files, options.record, encoder,
                                         {options.max_length, options.train_on_prompt, options.mask_history});

@@ -378,7 +378,9 @@ void open_run(Opened& opened, AskedRun& asked, const DecoderSpec& spec, const Ro
       opened.model.emplace(options.model, parameter_rules(options), rope).hold_small_files();
     else
       log_info("{} has no weights: planning by its config.json", options.model);
-    opened.encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+    opened.encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens),
+                           options.chat_template);
+    if (opened.model) opened.model->replace_small_files(opened.encoder->replaced_files());
     opened.samples = read_samples(options, spec, *opened.encoder);
   });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -18,8 +19,10 @@ inline SpecialTokens special_tokens(bool parsed) { return parsed ? SpecialTokens
 class ModelEncoder final : public TextEncoder {
  public:
   // `model_vocabulary`: rows of the embedding. Throws Error if the tokenizer has ids beyond them. `special`: what
-  // becomes of special tokens inside texts.
-  ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary, SpecialTokens special);
+  // becomes of special tokens inside texts. `chat_template`: given instead of the directory's (--chat_template); Error
+  // if it cannot be had, or the tokenizer lacks its tokens.
+  ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary, SpecialTokens special,
+               const std::optional<std::string>& chat_template = {});
 
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const override;
   std::vector<std::int32_t> encode_shared(std::string_view text, bool add_special_tokens,
@@ -37,12 +40,21 @@ class ModelEncoder final : public TextEncoder {
 
   const Tokenizer& tokenizer() const;  // Error when there is none
 
+  // Where a chat template is given: the files, by name, that a model which is trained with it has instead of the
+  // directory's. None otherwise.
+  const std::map<std::string, std::string>& replaced_files() const { return replaced_files_; }
+
  private:
+  void load_tokenizer(std::int64_t model_vocabulary);
+  void use_template(const std::string& value);
+
   std::filesystem::path directory_;
   std::int32_t vocabulary_;
   SpecialTokens special_;
   std::optional<Tokenizer> tokenizer_;
   std::string problem_;  // why the tokenizer that is there cannot be read
+  std::optional<ChatTemplate> given_template_;
+  std::map<std::string, std::string> replaced_files_;
 };
 
 }  // namespace so

@@ -301,8 +301,11 @@ void HfDirectory::hold_auxiliary_files() {
 void HfDirectory::copy_auxiliary_files(const fs::path& to, const CopyFailure& on_failure) const {
   const std::vector<HeldFile> opened = held_ ? std::vector<HeldFile>() : open_auxiliary_files();
   const std::vector<HeldFile>& files = held_ ? *held_ : opened;
+  const bool other_template = replaced_.contains("chat_template.jinja");
   for (std::size_t i = 0; i < files.size(); ++i) {
     const std::string& name = auxiliary_files_[i];
+    if (replaced_.contains(name)) continue;
+    if (other_template && (name == "chat_template.json" || name.starts_with(template_directory))) continue;
     try {
       const HeldFile& held = files[i];
       if (held.text) {
@@ -319,6 +322,7 @@ void HfDirectory::copy_auxiliary_files(const fs::path& to, const CopyFailure& on
       on_failure(name, error.what());
     }
   }
+  for (const auto& [name, text] : replaced_) write_text_file_atomically(place_for(to, name), text);
 }
 
 std::vector<Shard> plan_shards(std::span<const TensorSpec> tensors, std::uint64_t max_shard_bytes) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -67,6 +68,9 @@ class HfDirectory {
   // Reads them, or opens them where they are large, so that they are copied as they are now, also when the directory
   // has changed or is gone.
   void hold_auxiliary_files();
+  // Has copies get these texts, by name, instead of its files or beside them. A chat_template.jinja among them stands
+  // for all of the directory's chat templates.
+  void replace_auxiliary_files(std::map<std::string, std::string> texts) { replaced_ = std::move(texts); }
 
  private:
   struct HeldFile {
@@ -84,6 +88,7 @@ class HfDirectory {
   std::unordered_map<std::string_view, std::size_t> shard_of_tensor_;  // keys point into tensor_names_
   std::vector<std::string> auxiliary_files_;
   std::optional<std::vector<HeldFile>> held_;  // in the same order
+  std::map<std::string, std::string> replaced_;
 };
 
 // One weight file of a model to be written.

@@ -13,7 +13,7 @@ struct Reason {
 
 constexpr std::string_view adapters = "all parameters are trained, without adapters; freeze leaves some of them out";
 constexpr std::string_view templates =
-    "conversations are rendered with the chat_template.jinja of the model's directory; put another one there";
+    "conversations are rendered with the model's chat template, or with that of chat_template: a file, chatml or alpaca";
 constexpr std::string_view recorded =
     "metrics.jsonl and TensorBoard's events are always written; docs/metrics.md says how to send them to W&B and MLflow";
 
@@ -42,7 +42,7 @@ void add_absent_options(OptionRows& rows) {
       {{"load_in_4bit", "load_in_8bit", "quantization_bit", "quantization_config", "bnb_4bit_quant_type",
         "bnb_4bit_quant_storage", "use_bnb_nested_quant"},
        "weights are trained in bf16 or fp32 (dtype), and need not fit the GPU"},
-      {{"chat_template", "chat_template_path", "template"}, templates},
+      {{"template"}, templates},
       {{"roles_to_train"},
        "the assistant's turns are trained; train_on_prompt trains everything, mask_history the last"},
       {{"assistant_only_loss", "completion_only_loss"},

@@ -84,6 +84,7 @@ void add_model_and_data(OptionTable<O>& t) {
       .default_from(script)
       .affects_results()
       .elsewhere("shuffle_dataset");
+  t.take(chat_template_rows());
   t.take(record_rows());
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "options/chat_template_option.h"
 #include "options/option_groups.h"
 
 namespace so {
@@ -85,6 +86,7 @@ struct TrainOptions : RunFileOptions,
                       InputOptions,
                       RopeOptions,
                       RecordOptions,
+                      ChatTemplateOption,
                       StepOptions,
                       AdamOptions,
                       ParameterOptions,

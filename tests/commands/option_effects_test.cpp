@@ -103,7 +103,7 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const char* const train =
-      "config print_config model data data_weights eval_data validation_split output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
+      "config print_config model data data_weights eval_data validation_split output_dir overwrite_output_dir dry_run packing shuffle chat_template train_on_prompt "
       "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed rope_scaling rope_factor batch_size max_length "
       "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
@@ -137,17 +137,17 @@ const std::vector<Case>& cases() {
       {"eval",
        "train_on_prompt",
        {"--train_on_prompt"},
-       "model data batch_size max_length train_on_prompt parse_special_tokens cache_dir json device dtype cpu_threads gpus sequence_parallel_size "
+       "model data batch_size max_length chat_template train_on_prompt parse_special_tokens cache_dir json device dtype cpu_threads gpus sequence_parallel_size "
        "bind_cores_to_rank cpu_list collectives verbose quiet"},
       {"eval",
        "device",
        {"--device", "cpu"},
-       "model data batch_size max_length train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
+       "model data batch_size max_length chat_template train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
        "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
       {"eval",
        "gpus",
        {},
-       "model data batch_size max_length train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
+       "model data batch_size max_length chat_template train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
        "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
       {"train", "lr_scheduler", {"--lr_scheduler", "constant", "--lr", "1"}, constant.c_str()},
       {"train", "lr_scheduler", {}, falling.c_str()},
@@ -162,31 +162,31 @@ const std::vector<Case>& cases() {
       {"generate",
        "temperature",
        {"--prompt", "p"},
-       "model prompt prompt_file alpaca chat system messages parse_special_tokens max_new_tokens temperature stop_at_eos "
+       "model prompt prompt_file alpaca chat system messages chat_template parse_special_tokens max_new_tokens temperature stop_at_eos "
        "json device dtype cpu_threads verbose quiet"},
       {"generate",
        "chat",
        {"--prompt", "p", "--chat"},
-       "model prompt prompt_file chat system messages parse_special_tokens max_new_tokens temperature top_k top_p "
+       "model prompt prompt_file chat system messages chat_template parse_special_tokens max_new_tokens temperature top_k top_p "
        "stop_at_eos seed json device dtype cpu_threads verbose quiet"},
       {"generate",
        "messages",
        {"--messages", "f"},
-       "model prompt prompt_file messages parse_special_tokens max_new_tokens temperature top_k top_p stop_at_eos seed "
+       "model prompt prompt_file messages chat_template parse_special_tokens max_new_tokens temperature top_k top_p stop_at_eos seed "
        "json device dtype cpu_threads verbose quiet"},
       {"chat",
        "temperature",
        {},
-       "model system max_length max_new_tokens temperature device dtype cpu_threads verbose quiet"},
+       "model chat_template system max_length max_new_tokens temperature device dtype cpu_threads verbose quiet"},
       {"tokenize",
        "decode",
        {"--decode", "1"},
-       "model text file stdin decode no_special_tokens show record train_on_prompt mask_history max_length color json "
+       "model text file stdin decode no_special_tokens chat_template show record train_on_prompt mask_history max_length color json "
        "verbose quiet"},
       {"tokenize",
        "show",
        {"--show", "f"},
-       "model text file stdin decode parse_special_tokens show record train_on_prompt mask_history max_length color json "
+       "model text file stdin decode chat_template parse_special_tokens show record train_on_prompt mask_history max_length color json "
        "verbose quiet"},
       {"report", "watch", {}, "runs output watch verbose quiet"},
       {"plan",

@@ -76,6 +76,7 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "packing",
                                               "shuffle",
                                               "train_on_prompt",
+                                              "chat_template",
                                               "mask_history",
                                               "parse_special_tokens",
                                               "batch_size",

@@ -1,5 +1,6 @@
 #include "data/chat/chat_template.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <string_view>
@@ -19,6 +20,50 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t max_template_bytes = 4 << 20, max_config_bytes = 64'000'000;
 constexpr std::array named_tokens = {"bos_token", "eos_token", "unk_token", "sep_token",
                                      "pad_token", "cls_token", "mask_token"};
+
+// The templates that the program has (docs/data.md).
+struct OwnTemplate {
+  std::string_view name, text;
+  std::array<const char*, 2> tokens;
+};
+constexpr std::array own_templates = {OwnTemplate{"chatml",
+                                                  R"({%- if tools or messages | selectattr('tool_calls') | list %}
+{{- raise_exception('chatml has no form for tools; give a template that has one') }}
+{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\n' }}
+{%- endif %}
+)",
+                                                  {"<|im_start|>", "<|im_end|>"}},
+                                      OwnTemplate{"alpaca",
+                                                  R"({%- if tools or messages | selectattr('tool_calls') | list %}
+{{- raise_exception('alpaca has no form for tools; give a template that has one') }}
+{%- endif %}
+{%- if messages[0].role == 'system' %}
+{{- messages[0].content + '\n\n' }}
+{%- else %}
+{{- 'Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{{- '### Instruction:\n' + message.content + '\n\n' }}
+{%- elif message.role == 'assistant' %}
+{{- '### Response:\n' + message.content + eos_token }}
+{%- if not loop.last %}
+{{- '\n\n' }}
+{%- endif %}
+{%- elif message.role != 'system' or not loop.first %}
+{{- raise_exception('alpaca has no form for the role ' + message.role + ' here') }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '### Response:\n' }}
+{%- endif %}
+)",
+                                                  {}}};
 
 using NamedTemplates = std::map<std::string, std::string>;
 
@@ -110,6 +155,32 @@ std::optional<ChatTemplate> find_chat_template(const fs::path& directory) {
   found.text = plain->second;
   if (tools != templates.end()) found.tool_text = tools->second;
   read_variables(directory, found);
+  return found;
+}
+
+GivenTemplate given_chat_template(const std::string& value, const fs::path& directory) {
+  GivenTemplate found;
+  ChatTemplate& given = found.chat;
+  read_variables(directory, given);
+  const auto own = std::find_if(own_templates.begin(), own_templates.end(),
+                                [&](const OwnTemplate& one) { return one.name == value; });
+  if (own != own_templates.end()) {
+    given.source = "--chat_template " + value;
+    given.text = own->text;
+    found.is_own = true;
+    for (const char* token : own->tokens)
+      if (token != nullptr) found.tokens.emplace_back(token);
+    return found;
+  }
+  const fs::path file = value;
+  given.source = printable_path(file);
+  if (is_directory_path(file))
+    fail("--chat_template {}: it is a directory; give the file, as its chat_template.jinja", given.source);
+  if (!path_exists(file))
+    fail("--chat_template {}: there is no such file; give a file of Jinja, or chatml or alpaca", given.source);
+  given.text = read_text_file(file, max_template_bytes);
+  if (file.extension() == ".json" || given.text.find("messages") == std::string::npos)
+    fail("--chat_template {}: this is no chat template; give a text of Jinja that renders \"messages\"", given.source);
   return found;
 }
 

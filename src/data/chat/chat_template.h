@@ -29,4 +29,15 @@ struct ChatTemplate {
 // Nothing if the directory has none. The lists of tokens are the caller's to fill. Throws Error naming file and key.
 std::optional<ChatTemplate> find_chat_template(const std::filesystem::path& directory);
 
+// What --chat_template gives instead.
+struct GivenTemplate {
+  ChatTemplate chat;
+  bool is_own = false;              // the program has it: a document's first token has to be put before it
+  std::vector<std::string> tokens;  // special ones that it needs; the last of them ends a turn
+};
+
+// `value`: a file of Jinja, or "chatml" or "alpaca", which are the program's own. The named tokens are still the
+// directory's. Throws Error naming the option.
+GivenTemplate given_chat_template(const std::string& value, const std::filesystem::path& directory);
+
 }  // namespace so

@@ -418,7 +418,12 @@ std::optional<std::int32_t> Tokenizer::eos_id() const { return state_->ids.eos; 
 std::optional<std::int32_t> Tokenizer::pad_id() const { return state_->ids.pad; }
 bool Tokenizer::ends_generation(std::int32_t id) const {
   const std::vector<std::int32_t>& ends = state_->ids.ends;
-  return std::find(ends.begin(), ends.end(), id) != ends.end();
+  return id == also_ends_ || std::find(ends.begin(), ends.end(), id) != ends.end();
+}
+Tokenizer Tokenizer::ending_also_at(std::int32_t id) const {
+  Tokenizer copy = *this;
+  copy.also_ends_ = id;
+  return copy;
 }
 bool Tokenizer::splits_special_tokens() const { return state_->ids.split_special_tokens; }
 bool Tokenizer::is_special(std::int32_t id) const { return state_->special.contains(id); }

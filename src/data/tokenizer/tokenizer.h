@@ -73,6 +73,8 @@ class Tokenizer {
   bool ends_generation(std::int32_t id) const;
   // "split_special_tokens" of tokenizer_config.json: special tokens inside texts are always ordinary text.
   bool splits_special_tokens() const;
+  // The same tokenizer, of which generation stops at this id too.
+  Tokenizer ending_also_at(std::int32_t id) const;
 
   // A token's spelling is that of tokenizer.json: "Ġthe" for the bytes " the". id_to_token gives "" for an unused id.
   std::optional<std::int32_t> token_to_id(std::string_view token) const;
@@ -98,6 +100,7 @@ class Tokenizer {
                                    std::vector<Part>* parts, ThreadPool* pool) const;
   void append_surface(std::int32_t id, std::string& text) const;
   std::shared_ptr<const State> state_;
+  std::optional<std::int32_t> also_ends_;
 };
 
 // Decodes ids as they are generated. What the calls return, put together, equals Tokenizer::decode of all ids; no call
