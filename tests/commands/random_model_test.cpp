@@ -7,6 +7,7 @@
 #include "base/thread_pool.h"
 #include "data/example.h"
 #include "model/parameters.h"
+#include "model/random_weights.h"
 #include "ranks/communicator.h"
 
 namespace so {
