@@ -63,7 +63,7 @@ if command -v zsh >/dev/null; then
   zsh_gives "step:time training steps of a model with random weights" bench ""
   zsh_gives "words train --mode su, 3" train --mode su
   zsh_gives "words bench step --no, 2" bench step --no
-  zsh_gives "--dtype=[Number format of forward and backward; master weights are always fp32; auto\\: what the model's config.json says]:value:(auto bf16 fp32)" train ""
+  zsh_gives "--dtype=[Number format of forward and backward; master weights are always fp32; auto\\: what the model's config.json says, else what its weights are stored in]:value:(auto bf16 fp32)" train ""
   zsh_gives "--packing=[Fill each row with several records up to max_length; attention stays within a record]::value:(true false)" train ""
   zsh_gives "--model=[Hugging Face model directory to start from\\: config.json, tokenizer, safetensors]:DIR:_files -/" train ""
   zsh_gives "1:dir:_files -/" verify ""

@@ -60,7 +60,7 @@ for pair in base_model:model datasets:data micro_batch_size:batch_size sequence_
   said=$(user superoffload train --config run.yaml "--${pair%%:*}" 1 2>&1) && fail "--${pair%%:*} is taken"
   echo "$said" | grep -q "here it is --${pair##*:}\$" || fail "--${pair%%:*}: $said"
 done
-for name in peft_config adapter finetuning_type chat_template template roles_to_train report_to wandb_project \
+for name in peft_config adapter finetuning_type template roles_to_train report_to wandb_project \
   assistant_only_loss unfrozen_parameters; do
   echo "$name: 1" | cat run.yaml - >other.yaml
   said=$(user superoffload train --config other.yaml 2>&1) && fail "$name is taken"

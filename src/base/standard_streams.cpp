@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <stdio_ext.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -33,6 +34,12 @@ void write_standard_output(std::string_view text) {
   errno = 0;
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
   if (!written && first_error == 0) first_error = errno;
+}
+
+void excuse_standard_output() {
+  if (std::fflush(stdout) != 0) ::__fpurge(stdout);
+  std::clearerr(stdout);
+  first_error = 0;
 }
 
 void flush_standard_output(int known_error) {

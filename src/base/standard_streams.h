@@ -18,6 +18,9 @@ struct ReaderGone : std::runtime_error {
 // Writes the text at once, behind what standard output holds. An error is kept for flush_standard_output().
 void write_standard_output(std::string_view text);
 
+// What was written so far need not be there: it stands elsewhere too. If some was lost, nothing says so.
+void excuse_standard_output();
+
 // Writes out what standard output holds. If anything written to it so far was lost, throws ReaderGone, or
 // std::runtime_error with the system's reason; `known_error` is that reason (an errno value) if an earlier write met
 // it.

@@ -12,6 +12,7 @@
 #include "base/quantities.h"
 #include "base/result_line.h"
 #include "base/run_log.h"
+#include "base/standard_streams.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/directory_checks.h"
 #include "checkpoint/directory_dtype.h"
@@ -461,11 +462,13 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
   learn_from(trainer, asked, plan, std::time(nullptr));
-  return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.step_figures()),
-             memory_by_name(plan.memory, &memory),
-             {trained_model_line(output.path().string(), export_bytes, asked.formats.exported),
-              next_lines(output.path().string(), can_chat(output.path().string()))},
-             asked.first_rank());
+  const int code = end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.step_figures()),
+                       memory_by_name(plan.memory, &memory),
+                       {trained_model_line(output.path().string(), export_bytes, asked.formats.exported),
+                        next_lines(output.path().string(), can_chat(output.path().string()))},
+                       asked.first_rank());
+  excuse_standard_output();  // run.log has the same lines
+  return code;
 }
 
 const RegisteredCommand train_command([] {

@@ -38,7 +38,7 @@ auto count_of(const Findings& findings, FindingVerdict verdict) {
 // In lines of at most `columns`; what follows the first stands below its beginning.
 std::string folded(std::string_view text, std::size_t indent, std::size_t columns) {
   std::string lines = filled(text, columns, indent);
-  if (lines.empty()) return lines;
+  if (lines.size() <= indent) return {};  // white space alone
   lines.pop_back();
   return lines.substr(indent);
 }

@@ -117,7 +117,7 @@ class CacheDisk : public Disk {
 };
 
 TEST_F(CacheDisk, ACacheWithoutRoomIsRefusedBeforeItIsMade) {
-  const SmallDisk disk(disk_, "size=1m");
+  const SmallDisk disk(disk_, "size=1m,mode=0700");
   if (!disk.mounted()) GTEST_SKIP() << "mounting a small tmpfs needs CAP_SYS_ADMIN";
   expect_refusal(dry_run(disk_, temporary_ / "run"),
                  {"no space left on " + disk_.string(), "the token cache of ", "data.jsonl takes 1.6 MB", " free, ",

@@ -73,6 +73,7 @@ TEST(Parse, EveryOptionArrives) {
       if (command.name == "generate" && spec.name.rfind("prompt", 0) != 0 && spec.name != "messages")
         base.insert(base.end(), {"--prompt", "p"});
       if (command.name == "generate") need("system", "--chat", "true");
+      if (command.name == "train") need("allow_changed", "--resume", "checkpoint-1");
       const std::set<std::string> sources = {"text", "file", "stdin", "decode", "show"};
       const std::set<std::string> of_record = {"record", "train_on_prompt", "mask_history", "max_length", "color"};
       if (command.name == "tokenize" && of_record.contains(spec.name))

@@ -215,7 +215,7 @@ TEST(ConfigRefusals, SizesThatNoModelHas) {
   expect_refused(with(smallest(), {{"hidden_size", 10 * million},
                                    {"head_dim", 128},
                                    {"intermediate_size", 10 * million},
-                                   {"num_hidden_layers", 10'000}}),
+                                   {"num_hidden_layers", 1000}}),
                  "num_hidden_layers", "some size is wrong");
 }
 

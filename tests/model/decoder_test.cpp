@@ -132,9 +132,11 @@ TEST_P(FixtureTest, TheLossAloneIsThatOfTheLogits) {
 
 // In bf16 every stored value is rounded at 2^-8 instead of 2^-24, and to first order errors grow in proportion. What
 // rounding does to these gradients in fp32, in the worst tensor, is the fixture's own fp32_noise; 2^16 times that
-// bounds every tensor in bf16, since sums are still fp32. A difference near fp32's would mean that bf16 did not run.
+// bounds every tensor in bf16, since sums are still fp32; half as much again on a GPU, whose attention rounds its
+// probabilities too. A difference near fp32's would mean that bf16 did not run.
 TEST_P(DenseTest, Bf16IsAsFarFromPyTorchAsItsRoundingExplains) {
-  const double bound = 0x1p16 * fixture.expected.at("batch").at("fp32_noise").at("grad").get<double>();
+  const double bound =
+      (test::on_gpu() ? 1.5 : 1.0) * 0x1p16 * fixture.expected.at("batch").at("fp32_noise").at("grad").get<double>();
   auto decoder = rig(plain_settings(DType::bf16));
   const auto expected_logits = test::read_safetensors(fixture.path / "logits.safetensors");
   const std::vector<float> logits = decoder.logits(batch);
