@@ -230,8 +230,8 @@ void report(const DatasetOptions& options, const TokenDataset& dataset, const st
   if (c.truncated > 0) notes += fmt::format("; {} cut to {}", c.truncated, options.example.max_length);
   if (c.dropped > 0) notes += fmt::format("; {} dropped (no token to train on)", c.dropped);
   if (c.special_tokens > 0) notes += fmt::format("; {} special tokens in the text", c.special_tokens);
-  log_info("{}: {}: {} records, {} tokens, {} of them trained on, longest {}{}", options.name, options.file.string(),
-           c.records, c.tokens, c.trained_tokens, c.longest, notes);
+  log_info("{}: {}: {} record{}, {} tokens, {} of them trained on, longest {}{}", options.name, options.file.string(),
+           c.records, c.records == 1 ? "" : "s", c.tokens, c.trained_tokens, c.longest, notes);
   log_detail("{}: {} documents; token cache {} ({})", options.name, c.documents, cache.string(),
              made ? "new" : "of an earlier run");
 }

@@ -57,7 +57,7 @@ TEST(Parse, EveryOptionArrives) {
       if (spec.is_file_only || spec.name == "deepspeed_config" || spec.name == "print_config") continue;
       if (command.asked_file && spec.name == "config") continue;
       SCOPED_TRACE(std::string(command.name) + " --" + spec.name);
-      std::string value = "text";
+      std::string value = spec.name == "allow_changed" ? "lr" : "text";
       if (spec.kind == OptionKind::boolean) value = std::get<bool>(spec.default_value) ? "false" : "true";
       if (spec.kind == OptionKind::integer)
         value = to_string(OptionValue(static_cast<std::int64_t>(std::min(8192.0, spec.upper))));
@@ -73,9 +73,11 @@ TEST(Parse, EveryOptionArrives) {
       if (command.name == "generate" && spec.name.rfind("prompt", 0) != 0 && spec.name != "messages")
         base.insert(base.end(), {"--prompt", "p"});
       if (command.name == "generate") need("system", "--chat", "true");
+      if (command.name == "generate") need("chat_template", "--chat", "true");
       if (command.name == "train") need("allow_changed", "--resume", "checkpoint-1");
       const std::set<std::string> sources = {"text", "file", "stdin", "decode", "show"};
-      const std::set<std::string> of_record = {"record", "train_on_prompt", "mask_history", "max_length", "color"};
+      const std::set<std::string> of_record = {"record",     "train_on_prompt", "mask_history",
+                                               "max_length", "color",           "chat_template"};
       if (command.name == "tokenize" && of_record.contains(spec.name))
         base.insert(base.end(), {"--show", "f"});
       else if (command.name == "tokenize" && !sources.contains(spec.name))
