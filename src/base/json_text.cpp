@@ -86,11 +86,7 @@ std::optional<std::string> replaced_numbers(std::string_view json, const Replace
   return out;
 }
 
-}  // namespace
-
-namespace {
-
-// The value of "\\uXXXX" at `at`, where that stands.
+// Returns the code unit of an escape \uXXXX that begins at `at`; none where no such escape stands there.
 std::optional<unsigned> escaped_unit(std::string_view json, std::size_t at) {
   unsigned unit = 0;
   if (json.substr(at, 2) != "\\u" || at + 6 > json.size()) return std::nullopt;

@@ -18,7 +18,8 @@ struct ReaderGone : std::runtime_error {
 // Writes the text at once, behind what standard output holds. An error is kept for flush_standard_output().
 void write_standard_output(std::string_view text);
 
-// What was written so far need not be there: it stands elsewhere too. If some was lost, nothing says so.
+// Forgets errors so far, for output that is kept elsewhere too (a run's lines in run.log), so that its loss does not
+// make the command fail.
 void excuse_standard_output();
 
 // Writes out what standard output holds. If anything written to it so far was lost, throws ReaderGone, or

@@ -39,7 +39,7 @@ void expect_add_scaled(const Tensor& out, const Tensor& x, const Tensor& delta);
 // Checks what Ops states of add_gradient().
 void expect_add_gradient(const Tensor& dw, const Tensor& sum);
 
-// Checks what Ops states of the arguments, for a backend that keeps its logits in `logits`.
+// Checks what Ops states of the arguments, for a backend whose logits are as `memory` says.
 void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& args, const OpsMemory& memory);
 
 }  // namespace so
