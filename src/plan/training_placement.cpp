@@ -287,20 +287,20 @@ MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
   return {std::move(brief), nothing.advice, std::move(memory), std::move(lines)};
 }
 
-Placement TrainingPlacement::search() {
+ChosenPlan TrainingPlacement::search() {
   // What travels for each micro-batch makes the step depend on the link.
-  Placement best = unless_worth_it(&Residency::sends_masters);
+  ChosenPlan best = unless_worth_it(&Residency::sends_masters);
   const bool sums = plan_.shape.micro_batches > 1 && q_.request.move_gradients == Toggle::automatic;
   return sums ? unless_worth_it(&Residency::moves_gradients) : best;
 }
 
-Placement TrainingPlacement::unless_worth_it(bool (Residency::*costs)() const) {
-  Placement best = choose_placement(inputs_);
+ChosenPlan TrainingPlacement::unless_worth_it(bool (Residency::*costs)() const) {
+  ChosenPlan best = choose_placement(inputs_);
   if (!(best.residency.*costs)()) return best;
   PlacementInputs others = inputs_;
   std::erase_if(others.residencies, [&](const Residency& residency) { return (residency.*costs)(); });
   if (others.residencies.empty() || !any_placement_fits(others)) return best;
-  Placement stays = choose_placement(others);
+  ChosenPlan stays = choose_placement(others);
   if (best.rank < (1 - worth_it) * stays.rank) return best;
   inputs_.residencies = std::move(others.residencies);
   return stays;
@@ -333,10 +333,10 @@ void TrainingPlacement::be_late_to_fit() {
   if (!late_to_fit_) set_late_embedding(false);
 }
 
-void TrainingPlacement::take_if_worth_it(Placement& chosen, const std::function<void(bool allowed)>& change) {
+void TrainingPlacement::take_if_worth_it(ChosenPlan& chosen, const std::function<void(bool allowed)>& change) {
   const PlacementInputs before = inputs_;
   change(true);
-  std::optional<Placement> other;
+  std::optional<ChosenPlan> other;
   if (any()) other = search();
   if (other && other->rank < (1 - worth_it) * chosen.rank) {
     chosen = std::move(*other);
@@ -350,18 +350,18 @@ void TrainingPlacement::take_if_worth_it(Placement& chosen, const std::function<
 // may cost much on this one: 8% of GPT-OSS-20B's step were seen. And a host that others slowed down while it was
 // measured is quicker in the run as often as slower. The mean of the three hosts then decides between what is best on
 // each.
-void TrainingPlacement::take_the_best_mean_of_hosts(Placement& chosen) {
-  const auto rank_on = [this](double host, const Placement& placement) {
+void TrainingPlacement::take_the_best_mean_of_hosts(ChosenPlan& chosen) {
+  const auto rank_on = [this](double host, const ChosenPlan& placement) {
     return rank_of(inputs_.known_steps->estimate(with_host_rates(placement.run, host)));
   };
-  const auto mean = [&](const Placement& placement) {
+  const auto mean = [&](const ChosenPlan& placement) {
     return (rank_on(slower_host, placement) + rank_of(placement.estimate) + rank_on(quicker_host, placement)) / 3;
   };
   PlacementInputs best = inputs_;
   for (const double host : {1.0, quicker_host}) {
     inputs_ = best;  // a search takes residencies away
     inputs_.judged_at = host;
-    Placement other = search();
+    ChosenPlan other = search();
     inputs_.judged_at = best.judged_at;
     if (mean(other) >= mean(chosen)) continue;
     other.rank = rank_on(best.judged_at, other);
@@ -372,7 +372,7 @@ void TrainingPlacement::take_the_best_mean_of_hosts(Placement& chosen) {
 }
 
 void TrainingPlacement::choose() {
-  Placement chosen = [&] {
+  ChosenPlan chosen = [&] {
     try {
       return search();
     } catch (const NothingFits& nothing) {
@@ -400,7 +400,7 @@ void TrainingPlacement::choose() {
   say(chosen);
 }
 
-void TrainingPlacement::explain(const Placement& chosen) {
+void TrainingPlacement::explain(const ChosenPlan& chosen) {
   PlacementInputs other = inputs_;
   set_cast(other, plan_.engine.cast == CastSide::device ? CastSide::host : CastSide::device);
   const auto describe_keep = [this](std::int64_t keep) {
@@ -412,7 +412,7 @@ void TrainingPlacement::explain(const Placement& chosen) {
                                                  plan_.engine.formats.weights == DType::bf16 ? &other : nullptr));
 }
 
-void TrainingPlacement::say(const Placement& chosen) {
+void TrainingPlacement::say(const ChosenPlan& chosen) {
   const auto add = [&](std::string reason) { plan_.reasons.push_back(std::move(reason)); };
   add(fmt::format("{}: {}", q_.machine.rates_origin, describe_rates(measured_)));
   if (const double share = product_share(q_.spec, plan_.engine.formats.activations, measured_.efficiencies); share < 1)

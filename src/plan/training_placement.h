@@ -60,10 +60,10 @@ class TrainingPlacement {
   void set_budgets();
   void set_residencies();
   // The best placement, with updates over the link or without, and with a late embedding or without, as is set.
-  Placement search();
+  ChosenPlan search();
   // The best placement; one whose residency `costs` something that is not simulated only if it gains more than that may
   // be, or nothing else fits.
-  Placement unless_worth_it(bool (Residency::*costs)() const);
+  ChosenPlan unless_worth_it(bool (Residency::*costs)() const);
   // Whether all state may be pinned: a machine that counts what is pinned has no room for that.
   bool may_pin_state() const;
   // Whether those are worth a search.
@@ -73,18 +73,18 @@ class TrainingPlacement {
   // Where the split that is asked for fits only with a late embedding, sets one.
   void be_late_to_fit();
   // Takes what `change` allows, which costs something that is not simulated, if a step gains enough by it.
-  void take_if_worth_it(Placement& chosen, const std::function<void(bool allowed)>& change);
+  void take_if_worth_it(ChosenPlan& chosen, const std::function<void(bool allowed)>& change);
   // Instead of what is best on a slower host, takes what is best at the measured rates or on a quicker host, if the
   // mean of the three is less.
-  void take_the_best_mean_of_hosts(Placement& chosen);
+  void take_the_best_mean_of_hosts(ChosenPlan& chosen);
   std::vector<Keep> keep_of(std::int64_t index) const;
   std::size_t activation_bytes(std::int64_t index);
   // The memory of a run without its activations.
   MemoryPlan state(int device_units, std::int64_t undo_buckets, Residency residency = {}) const;
   StateMemory state_memory(int device_units, Residency residency);
   MemoryRefusal refusal(const NothingFits& nothing);
-  void explain(const Placement& chosen);
-  void say(const Placement& chosen);
+  void explain(const ChosenPlan& chosen);
+  void say(const ChosenPlan& chosen);
 
   const PlacementQuestion q_;
   TrainingPlan& plan_;

@@ -47,7 +47,7 @@ PlacementInputs inputs() {
   return in;
 }
 
-std::vector<Alternative> explain(const PlacementInputs& in, const Placement& plan, PlanChoice choice,
+std::vector<Alternative> explain(const PlacementInputs& in, const ChosenPlan& plan, PlanChoice choice,
                                  const PlacementInputs* other = nullptr) {
   return alternatives(
       in, plan, choice, [](std::int64_t keep) { return "keep " + std::to_string(keep); }, other);
@@ -55,7 +55,7 @@ std::vector<Alternative> explain(const PlacementInputs& in, const Placement& pla
 
 TEST(Alternatives, OfEveryChoiceOneWasChosen) {
   const PlacementInputs in = inputs();
-  const Placement plan = choose_placement(in);
+  const ChosenPlan plan = choose_placement(in);
   ASSERT_GT(plan.device_units, 0);
   ASSERT_LT(plan.device_units, 14);
   PlacementInputs other = in;
@@ -86,7 +86,7 @@ TEST(Alternatives, OfEveryChoiceOneWasChosen) {
 
 TEST(Alternatives, SayByHowMuchTheyDoNotFit) {
   const PlacementInputs in = inputs();
-  const Placement plan = choose_placement(in);
+  const ChosenPlan plan = choose_placement(in);
   const std::vector<Alternative> all = explain(in, plan, PlanChoice::split);
   const Alternative& most = all.back();
   EXPECT_EQ(most.what, "14 of 14 units on the device");
@@ -118,7 +118,7 @@ TEST(Alternatives, SayByHowMuchTheyAreSlower) {
 TEST(Alternatives, OfStreaming) {
   PlacementInputs in = inputs();
   in.rates.link_to_device = 5e9;
-  const Placement plan = choose_placement(in);
+  const ChosenPlan plan = choose_placement(in);
   const std::vector<Alternative> all = explain(in, plan, PlanChoice::streaming);
   ASSERT_GE(all.size(), 5u);
   EXPECT_TRUE(all.front().chosen);

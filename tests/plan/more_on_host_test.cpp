@@ -11,7 +11,7 @@ namespace {
 
 TEST(MoreOnHost, TakesThePartThatHides) {
   LayeredMachine m(20, 200'000'000, 16'384);
-  const Placement fits = choose_placement(m.in), more = with_more_on_host(m.in, fits);
+  const ChosenPlan fits = choose_placement(m.in), more = with_more_on_host(m.in, fits);
   ASSERT_EQ(fits.device_units, m.units());
   EXPECT_LT(more.device_units, m.units());
   EXPECT_GT(more.device_units, 0) << "all would not be hidden on a slower host";
@@ -24,7 +24,7 @@ TEST(MoreOnHost, NoStepIsLongerOnASlowerHostOrClipped) {
   for (const double tokens : {12'000.0, 16'384.0, 32'768.0}) {
     SCOPED_TRACE(tokens);
     LayeredMachine m(20, 200'000'000, tokens);
-    const Placement fits = choose_placement(m.in), more = with_more_on_host(m.in, fits);
+    const ChosenPlan fits = choose_placement(m.in), more = with_more_on_host(m.in, fits);
     EXPECT_LT(more.device_units, fits.device_units);
     const auto seconds = [&](SimulatedRun run, double host, Verdicts verdicts) {
       run.host_adamw *= host;
@@ -39,7 +39,7 @@ TEST(MoreOnHost, NoStepIsLongerOnASlowerHostOrClipped) {
 
 TEST(MoreOnHost, NothingWhereItWouldShow) {
   const auto stays = [](LayeredMachine& m) {
-    const Placement fits = choose_placement(m.in), more = with_more_on_host(m.in, fits);
+    const ChosenPlan fits = choose_placement(m.in), more = with_more_on_host(m.in, fits);
     return more.device_units == fits.device_units && more.why_split == fits.why_split;
   };
   LayeredMachine slow(20, 200'000'000, 16'384);

@@ -120,7 +120,7 @@ TEST(EstimateStep, PreviewsWherePlacesLack) {
 TEST(ChoosePlacement, WhatFitsOnTheDeviceIsTheDevices) {
   for (const double tokens : {1.0, 4096.0, 200'000.0}) {
     LayeredMachine m(20, 200'000'000, tokens);
-    const Placement plan = choose_placement(m.in);
+    const ChosenPlan plan = choose_placement(m.in);
     EXPECT_EQ(plan.device_units, m.units());
     EXPECT_EQ(plan.keep, 0);
     EXPECT_EQ(plan.undo_buckets, 0);
@@ -133,7 +133,7 @@ TEST(ChoosePlacement, NothingFitsOnTheDevice) {
   // Weights, gradients and all activations, and not the state of the first unit; recomputation would free little.
   m.per_layer_activations = 1'000'000;
   m.budgets(4 * m.elements() + 0.52e9 + 1e9, 1e15);
-  const Placement plan = choose_placement(m.in);
+  const ChosenPlan plan = choose_placement(m.in);
   EXPECT_EQ(plan.device_units, 0);
   EXPECT_EQ(plan.keep, 0);
   EXPECT_GT(plan.undo_buckets, 0);
@@ -145,7 +145,7 @@ TEST(ChoosePlacement, SplitsWhereBothMemoriesAreNeeded) {
   LayeredMachine m(20, 200'000'000, 8192);
   const double state = 12 * m.elements();
   m.budgets(4 * m.elements() + 20.5e9 + 0.6 * state, 0.7 * state);
-  const Placement plan = choose_placement(m.in);
+  const ChosenPlan plan = choose_placement(m.in);
   EXPECT_GT(plan.device_units, 0);
   EXPECT_LT(plan.device_units, m.units());
   EXPECT_TRUE(m.fits(plan.device_units, plan.keep, plan.undo_buckets));
@@ -159,7 +159,7 @@ TEST(ChoosePlacement, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
     LayeredMachine m(20, 200'000'000, 20'000);
     m.in.rates.host_adamw = m.in.rates.host_memory = slow_host ? 1e10 : 3e11;
     m.budgets(4 * m.elements() + 20.5e9 + 0.3 * 12 * m.elements(), 1e15);
-    const Placement plan = choose_placement(m.in);
+    const ChosenPlan plan = choose_placement(m.in);
     if (slow_host)
       EXPECT_GT(plan.keep, 0);
     else
@@ -172,7 +172,7 @@ TEST(ChoosePlacement, KeepsItsTimeOnASlowerHost) {
   LayeredMachine m(20, 200'000'000, 20'000);
   m.in.rates.host_adamw = m.in.rates.host_memory = 1.4e11;
   m.budgets(4 * m.elements() + 20.5e9 + 0.3 * 12 * m.elements(), 1e15);
-  const Placement plan = choose_placement(m.in);
+  const ChosenPlan plan = choose_placement(m.in);
   ASSERT_GT(plan.keep, 0);
   std::optional<StepEstimate> quickest;
   double quickest_rank = 0;
@@ -235,7 +235,7 @@ TEST(ChoosePlacement, AForcedSplitStays) {
   LayeredMachine m(20, 200'000'000, 8192);
   for (int units = 0; units <= m.units(); ++units) {
     m.in.forced_device_units = units;
-    const Placement plan = choose_placement(m.in);
+    const ChosenPlan plan = choose_placement(m.in);
     EXPECT_EQ(plan.device_units, units);
     expect_in(plan.why_split, {"as asked"});
   }
@@ -285,7 +285,7 @@ TEST(ChoosePlacement, EqualsBruteForce) {
       EXPECT_THROW(choose_placement(m.in), Error);
       continue;
     }
-    const Placement plan = choose_placement(m.in);
+    const ChosenPlan plan = choose_placement(m.in);
     ASSERT_TRUE(m.fits(plan.device_units, plan.keep, plan.undo_buckets));
     EXPECT_LE(plan.rank, best_of_the_rule + 0.005 * plan.estimate.seconds());
     EXPECT_LE(plan.rank, best * 1.15) << best_is << " against " << plan.device_units << " units, keep " << plan.keep
@@ -320,7 +320,7 @@ TEST(ChoosePlacement, EqualsTheBestSplitOfADeepModel) {
     m.budgets(4 * m.elements() + 0.5e9 + layers * pick({0.2, 1}) + state * pick({0.1, 0.5, 0.9}),
               state * pick({1.05, 3}));
     SCOPED_TRACE(round);
-    const Placement plan = choose_placement(m.in);
+    const ChosenPlan plan = choose_placement(m.in);
     double best = 1e9;
     for (int d = 0; d <= m.units(); d += sanitized ? 4 : 1) {
       m.in.forced_device_units = d;
@@ -340,7 +340,7 @@ TEST(ChoosePlacement, SimulatesFewOfTheChoices) {
   LayeredMachine m(80, 850'000'000, 16'384);
   m.per_layer_activations = 300'000'000;
   m.budgets(4 * m.elements() + 20e9, 1e15);
-  const Placement plan = choose_placement(m.in);
+  const ChosenPlan plan = choose_placement(m.in);
   EXPECT_LT(plan.device_units, m.units());
   EXPECT_GT(plan.simulated, 0);
   EXPECT_LE(plan.simulated, 6) << "of " << plan.considered;
@@ -396,7 +396,7 @@ TEST(Placement, PlacesThatArePinnedTakeDeviceMemory) {
   m.in.device_budget = taken;
   EXPECT_EQ(places(), 0);
   // A plan may keep less instead.
-  const Placement plan = choose_placement(m.in);
+  const ChosenPlan plan = choose_placement(m.in);
   EXPECT_GT(plan.undo_buckets, 0);
   EXPECT_LE(m.in.memory(plan.device_units, plan.residency).device_bytes + m.in.activation_bytes(plan.keep) +
                 static_cast<std::size_t>(plan.undo_buckets) * m.in.undo_table_bytes,

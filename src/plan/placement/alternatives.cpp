@@ -82,7 +82,7 @@ Alternative best_of_split(const PlacementInputs& in, const std::string& what, in
   PlacementInputs forced = in;
   forced.forced_device_units = device_units;
   try {
-    const Placement plan = choose_placement(forced);
+    const ChosenPlan plan = choose_placement(forced);
     return play(in, what, device_units, plan.keep, plan.undo_buckets, plan.residency);
   } catch (const Error&) {
     const int most = most_streamed_units(static_cast<int>(in.units.size()), device_units);
@@ -106,7 +106,7 @@ bool is_open(PlanChoice choice, int ranks) {
   return choice != PlanChoice::streaming;
 }
 
-std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement& plan, PlanChoice choice,
+std::vector<Alternative> alternatives(const PlacementInputs& in, const ChosenPlan& plan, PlanChoice choice,
                                       const std::function<std::string(std::int64_t keep)>& describe_keep,
                                       const PlacementInputs* other_cast) {
   const int units = static_cast<int>(in.units.size()), d = plan.device_units;

@@ -30,7 +30,7 @@ bool is_open(PlanChoice choice, int ranks);
 // A few of the ways that there are, in order of their size, the chosen one among them. `describe_keep` names an index
 // of inputs.keeps. Of `cast`, the other side is described by `other_cast`: inputs with its sizes and rates; null: there
 // is none.
-std::vector<Alternative> alternatives(const PlacementInputs& inputs, const Placement& plan, PlanChoice choice,
+std::vector<Alternative> alternatives(const PlacementInputs& inputs, const ChosenPlan& plan, PlanChoice choice,
                                       const std::function<std::string(std::int64_t keep)>& describe_keep,
                                       const PlacementInputs* other_cast);
 

@@ -21,7 +21,7 @@ double step_seconds(const PlacementInputs& in, const SimulatedRun& chosen, doubl
 
 }  // namespace
 
-Placement with_more_on_host(const PlacementInputs& in, Placement chosen) {
+ChosenPlan with_more_on_host(const PlacementInputs& in, ChosenPlan chosen) {
   if (in.forced_device_units || in.schedule != Schedule::overlapped ||
       chosen.estimate.device_update < least_gain * chosen.estimate.seconds())
     return chosen;
@@ -37,7 +37,7 @@ Placement with_more_on_host(const PlacementInputs& in, Placement chosen) {
   for (int part = parts - 1; part >= 0; --part) {
     others.forced_device_units = most * part / parts;
     try {
-      Placement other = choose_placement(others);
+      ChosenPlan other = choose_placement(others);
       if (step_seconds(in, other.run, half_host, Verdicts::stand) > rounding * half ||
           step_seconds(in, other.run, 1, Verdicts::clip) > rounding * clipped)
         break;  // what follows has more on the host still

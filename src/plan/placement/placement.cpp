@@ -285,7 +285,7 @@ std::string describe_split(const PlacementInputs& in, int d) {
   return what;
 }
 
-Placement choose_placement(const PlacementInputs& in) {
+ChosenPlan choose_placement(const PlacementInputs& in) {
   const int units = static_cast<int>(in.units.size());
   SO_CHECK(units > 0 && !in.keeps.empty() && !in.residencies.empty() && in.bucket_elements > 0 &&
                in.forced_device_units.value_or(0) <= units,
@@ -301,17 +301,17 @@ Placement choose_placement(const PlacementInputs& in) {
   if (!best) refuse(in, candidates);
 
   const StepEstimate estimate = estimate_step(in, best->device_units, best->keep, best->undo_buckets, best->residency);
-  Placement plan{.device_units = best->device_units,
-                 .residency = best->residency,
-                 .keep = best->keep,
-                 .undo_buckets = best->undo_buckets,
-                 .estimate = estimate,
-                 .rank = rank_of(best->estimate),
-                 .run = simulated_run(in, best->device_units, best->keep, best->undo_buckets, best->residency),
-                 .why_split = explain_split(in, *best, estimate.seconds(), candidates),
-                 .why_undo = {},
-                 .why_residency = {},
-                 .considered = std::ssize(candidates)};
+  ChosenPlan plan{.device_units = best->device_units,
+                  .residency = best->residency,
+                  .keep = best->keep,
+                  .undo_buckets = best->undo_buckets,
+                  .estimate = estimate,
+                  .rank = rank_of(best->estimate),
+                  .run = simulated_run(in, best->device_units, best->keep, best->undo_buckets, best->residency),
+                  .why_split = explain_split(in, *best, estimate.seconds(), candidates),
+                  .why_undo = {},
+                  .why_residency = {},
+                  .considered = std::ssize(candidates)};
   plan.simulated = std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.estimated; });
   const auto memory = [&](Residency residency) { return in.memory(best->device_units, residency).device_bytes; };
   if (const Residency r = best->residency; r != Residency{}) {

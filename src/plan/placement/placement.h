@@ -15,7 +15,7 @@
 
 namespace so {
 
-struct Placement {
+struct ChosenPlan {
   int device_units = 0;
   Residency residency;
   std::int64_t keep = 0;  // index of inputs.keeps
@@ -44,7 +44,7 @@ class NothingFits : public Error {
 // The plan that ranks best among those that fit; plans within a thousandth of a step count as equal, and of those the
 // one with the most on the device is taken. For each split the layers keep the most that fits, and there are as many
 // places for new state as the host can fill during backward, or as fit. Throws NothingFits.
-Placement choose_placement(const PlacementInputs& inputs);
+ChosenPlan choose_placement(const PlacementInputs& inputs);
 // Whether any plan fits, in a few looks: the more the device owns, the more memory of it and the less of the host a
 // plan takes.
 bool any_placement_fits(const PlacementInputs& inputs);
