@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/instruction_sets.h"
+#include "support/label.h"
 #include "support/sanitized.h"
 
 namespace so {
@@ -102,6 +103,7 @@ TEST_P(Finite, NothingBehindTheEndIsLookedAt) {
   }
 }
 
+SO_LABEL(no_tsan, "Base/Finite.*");
 INSTANTIATE_TEST_SUITE_P(Base, Finite, testing::ValuesIn(formats), [](const auto& each) { return each.param.name; });
 
 // All 65,536 values of the two-byte formats are judged as their fp32 is.

@@ -6,6 +6,7 @@
 
 #include "checkpoint/engine_of_model.h"
 #include "io/own_files.h"
+#include "support/label.h"
 
 namespace so::test {
 namespace {
@@ -95,6 +96,7 @@ std::string fixture_name(const testing::TestParamInfo<std::string>& info) {
   for (char& c : name) c = c == '-' ? '_' : c;
   return name;
 }
+SO_LABEL(sweep, test::covered_families("Models/Export.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, Export,
                          testing::Values("llama-untied", "llama-v4", "llama-bias", "llama-sharded", "qwen3-tied",
                                          "qwen3-bf16-v4"),

@@ -18,6 +18,7 @@
 #include "support/errors.h"
 #include "support/failing_call.h"
 #include "support/jitter.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/thread_ranks.h"
 
@@ -114,6 +115,7 @@ TEST_F(CheckpointsOnRanks, BytesDoNotDependOnTheRanks) {
   }
 }
 
+SO_LABEL(sweep, "CheckpointsOnRanks.AnyNumberOfRanksResumesTheStateToTheBit");
 TEST_F(CheckpointsOnRanks, AnyNumberOfRanksResumesTheStateToTheBit) {
   for (const Case& c : cases) {
     SCOPED_TRACE(name_of(c));

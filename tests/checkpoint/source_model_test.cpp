@@ -11,6 +11,7 @@
 
 #include "checkpoint/engine_of_model.h"
 #include "support/errors.h"
+#include "support/label.h"
 
 namespace so::test {
 namespace {
@@ -57,6 +58,7 @@ std::string model_fixture_name(const testing::TestParamInfo<std::string>& info) 
   for (char& c : name) c = c == '-' ? '_' : c;
   return name;
 }
+SO_LABEL(sweep, test::covered_families("Models/ModelFilesLoad.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, ModelFilesLoad,
                          testing::Values("llama-untied", "llama-tied-llama3", "llama-bias", "llama-sharded",
                                          "qwen3-tied", "qwen3-bf16-v4"),

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "plan/step_figures.h"
+#include "support/label.h"
 #include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
@@ -123,6 +124,7 @@ TEST(BenchStep, TheCpuHasNoQuickerOrder) {
 }
 
 // A step returns before the device's last updates are done: neither the trace nor the program may end before they are.
+SO_LABEL(sweep, "BenchStep.WaitsForTheDevicesLastUpdates");
 TEST(BenchStep, WaitsForTheDevicesLastUpdates) {
   const TemporaryDirectory directory;
   for (int round = 0; round < 8; ++round)
@@ -150,6 +152,7 @@ TEST(BenchStep, StreamsWeightsAsAsked) {
   EXPECT_EQ(streamed["streamed_units"], 3) << "all layers";
 }
 
+SO_LABEL(sweep, "BenchStep.KeepsMomentsAsAsked");
 TEST(BenchStep, KeepsMomentsAsAsked) {
   const TemporaryDirectory directory;
   // Large enough that what the process itself takes, which differs by half a megabyte, does not count.
@@ -181,6 +184,7 @@ TEST(BenchStep, AddsUpMicroBatches) {
   EXPECT_NEAR(flops(thrice) / flops(once), 3, 1e-9);
 }
 
+SO_LABEL(sweep, "BenchStep.LeavesOutWhatIsFrozen");
 TEST(BenchStep, LeavesOutWhatIsFrozen) {
   const TemporaryDirectory directory;
   const auto flops = [](const auto& r, const char* count) {
@@ -233,6 +237,7 @@ TEST(BenchStep, ForPeopleSaysTheSame) {
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part;
 }
 
+SO_LABEL(sweep, "BenchStep.RefusesWhatDoesNotFitBeforeAnyWork");
 TEST(BenchStep, RefusesWhatDoesNotFitBeforeAnyWork) {
   const TemporaryDirectory directory;
   const auto refused = [&](const Words& more, const Words& needles) {
@@ -278,6 +283,7 @@ TEST(BenchOps, TimesEveryOperation) {
   }
 }
 
+SO_LABEL(sweep, "BenchOps.TimesTheExpertsThatAModelHas");
 TEST(BenchOps, TimesTheExpertsThatAModelHas) {
   const TemporaryDirectory directory;
   for (const char* fixture : {"qwen3-moe", "gpt-oss"}) {

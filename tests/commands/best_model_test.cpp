@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/mpirun.h"
 #include "support/process.h"
 #include "support/refusal.h"
@@ -129,6 +130,7 @@ TEST_F(BestModel, StopsEarlyAndIsFinishedThen) {
   EXPECT_TRUE(same_model(temporary_ / "last", at("run", end)));
 }
 
+SO_LABEL(sweep, "BestModel.ResumesWithItsBestAndItsPatience");
 TEST_F(BestModel, ResumesWithItsBestAndItsPatience) {
   const TrainCommand c = best("run").set("early_stopping_patience", "3").set("save_strategy", "steps");
   finish(TrainCommand(c).set("save_steps", "2"));
@@ -178,6 +180,7 @@ TEST_F(BestModel, ThatIsDamagedIsNotPassedOff) {
   EXPECT_TRUE(same_model(temporary_ / "run", at("run", last_step)));
 }
 
+SO_LABEL(sweep, "BestModel.SurvivesSignals");
 TEST_F(BestModel, SurvivesSignals) {
   const TrainCommand c = best("run").set("early_stopping_patience", "2");
   finish(TrainCommand(c).set("output_dir", (temporary_ / "whole").string()));

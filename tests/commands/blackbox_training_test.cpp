@@ -7,6 +7,7 @@
 #include <set>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/training_run.h"
@@ -118,6 +119,7 @@ TEST_P(OneStep, LossAndNormMatch) {
   expect_same_config(output(), fixture() / "model");
 }
 
+SO_LABEL(sweep, covered_families("Models/OneStep.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, OneStep,
                          testing::Values("llama-untied", "llama-tied-llama3", "llama-v4", "llama-bias", "llama-sharded",
                                          "qwen3-tied", "qwen3-untied-v4", "qwen3-bf16-v4", "mistral", "phi3-v4",
@@ -218,6 +220,7 @@ TEST_P(Training, Bf16StaysWithinPyTorchsOwnError) {
   EXPECT_GT(loss_error, kRelative * steps[0].at("loss").get<double>()) << "this was not computed in bf16";
 }
 
+SO_LABEL(sweep, covered_families("Models/Training.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, Training,
                          testing::Values("llama-untied", "llama-tied-llama3", "llama-v4", "llama-bias", "qwen3-tied",
                                          "qwen3-untied-v4", "qwen3-bf16-v4", "mistral", "phi3-v4", "phi3-long", "qwen2",

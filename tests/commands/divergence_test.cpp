@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
@@ -85,6 +86,7 @@ TEST_F(Diverging, NeverStopsIfSoAsked) {
 }
 
 // Steps that were skipped before a run was resumed count.
+SO_LABEL(tsan, "Diverging.AResumedRunGoesOnCounting");
 TEST_F(Diverging, AResumedRunGoesOnCounting) {
   const Outcome first =
       run(diverging("out").set("max_skipped_steps", "3").set("max_steps", "20").set("save_steps", "1"));

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/process.h"
 #include "support/training_run.h"
 
@@ -97,6 +98,7 @@ class EverySchedule : public testing::TestWithParam<Run> {
   }();
 };
 
+SO_LABEL(sweep, "Runs/EverySchedule.*");
 TEST_P(EverySchedule, EndsInTheSameBytes) {
   const fs::path reference = train("reference", {"zerooffload", "1"});
   const auto metrics = read_metrics(reference);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/training_run.h"
@@ -50,6 +51,7 @@ class ExtendedRun : public testing::Test {
   fs::path data_ = model_fixture("qwen3-tied") / "data.jsonl";
 };
 
+SO_LABEL(sweep, "ExtendedRun.AtAConstantRateEndsInTheBytesOfTheLongerRun");
 TEST_F(ExtendedRun, AtAConstantRateEndsInTheBytesOfTheLongerRun) {
   finish(command("longer", 14, "constant", "0"));
   finish(command("run", 6, "constant", "0"));
@@ -63,6 +65,7 @@ TEST_F(ExtendedRun, AtAConstantRateEndsInTheBytesOfTheLongerRun) {
 }
 
 // A warm-up that is a share of the run would be longer in the longer run, and the rate would fall back into it.
+SO_LABEL(sweep, "ExtendedRun.KeepsItsWarmUp");
 TEST_F(ExtendedRun, KeepsItsWarmUp) {
   finish(command("run", 6, "constant", "0.5").set("save_steps", "3"));
   finish(command("run", 20, "constant", "0.5").flag("resume").set("save_steps", "3"));

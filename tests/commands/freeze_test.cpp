@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/mpirun.h"
 #include "support/on_gpu.h"
 #include "support/process.h"
@@ -77,6 +78,7 @@ TEST_F(Freeze, WhatIsFrozenIsWrittenAsItWasRead) {
 }
 
 // Resumed runs, all schedules and owners end with the same bytes.
+SO_LABEL(sweep, "Freeze.EveryWayEndsWithTheSameBytes");
 TEST_F(Freeze, EveryWayEndsWithTheSameBytes) {
   for (const char* patterns : {low, "*.self_attn.*,model.norm.weight"}) {
     SCOPED_TRACE(patterns);

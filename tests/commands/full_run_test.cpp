@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/process.h"
 #include "support/speaking_model.h"
@@ -126,6 +127,7 @@ TEST_F(FullRunFile, DoesWhatItSays) {
   }
 }
 
+SO_LABEL(sweep, "FullRunFile.EndsAlikeWhereverItIsStopped");
 TEST_F(FullRunFile, EndsAlikeWhereverItIsStopped) {
   finish(command("run.yaml", "whole"));
   const auto written = [&] {

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/process.h"
 #include "support/training_run.h"
 
@@ -108,6 +109,8 @@ class KillResume : public testing::Test {
   TemporaryDirectory temporary_;
 };
 
+SO_LABEL(sweep, "KillResume.KilledTwentyTimesEndsInTheSameBytes");
+SO_LABEL(tsan, "KillResume.*");
 TEST_F(KillResume, KilledTwentyTimesEndsInTheSameBytes) {
   constexpr int kSteps = 40, kKills = 20;
   const auto start = Clock::now();
@@ -159,6 +162,8 @@ TEST_F(KillResume, KilledTwentyTimesEndsInTheSameBytes) {
 class Interrupt : public KillResume, public testing::WithParamInterface<std::string> {};
 
 // Ctrl-C: save, leave with 130, and go on later as if nothing had been.
+SO_LABEL(sweep, "DTypes/Interrupt.*/bf16");
+SO_LABEL(tsan, "DTypes/Interrupt.*");
 TEST_P(Interrupt, SavesAndResumes) {
   constexpr int kSteps = 400;  // long enough that the signal comes well before the end
   const auto with_dtype = [&](const std::string& output) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/training_run.h"
@@ -37,6 +38,7 @@ class LrMultipliers : public testing::Test {
   TemporaryDirectory temporary_;
 };
 
+SO_LABEL(sweep, "LrMultipliers.EveryWayEndsWithTheSameBytes");
 TEST_F(LrMultipliers, EveryWayEndsWithTheSameBytes) {
   const Outcome whole = finish(command("whole", some_multipliers));
   EXPECT_NE(whole.err.find("learning rates: 0.1 * lr for 1 of "), std::string::npos) << whole.err;

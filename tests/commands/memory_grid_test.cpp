@@ -14,6 +14,7 @@
 #include "plan/refusal.h"
 #include "support/files.h"
 #include "support/io.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/training_run.h"
 
@@ -244,6 +245,7 @@ void try_caps(Runs& runs, const std::string& option, std::size_t room, int refus
 
 class MemoryGridOf : public testing::TestWithParam<int> {};
 
+SO_LABEL(sweep, "Settings/MemoryGridOf.*");
 TEST_P(MemoryGridOf, WhatIsAcceptedRunsAndWhatIsRefusedRunsAsChanged) {
   const Setting& setting = settings()[static_cast<std::size_t>(GetParam())];
   SCOPED_TRACE(setting.name);

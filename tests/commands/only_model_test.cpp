@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/training_run.h"
@@ -31,6 +32,7 @@ class OnlyModel : public testing::Test {
   fs::path data_ = model_fixture("qwen3-tied") / "data.jsonl";
 };
 
+SO_LABEL(tsan, "OnlyModel.CheckpointsHoldTheSameModelAndNothingToResumeFrom");
 TEST_F(OnlyModel, CheckpointsHoldTheSameModelAndNothingToResumeFrom) {
   for (const bool only : {false, true}) {
     TrainCommand c = command(only ? "only" : "whole");

@@ -9,6 +9,7 @@
 
 #include "options/train_options.h"
 #include "support/files.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -51,6 +52,7 @@ Words train(const Words& more) {
 }
 
 // Every option of every command can be set to something that is not its default, and arrives; in both spellings.
+SO_LABEL(sweep, "Parse.EveryOptionArrives");
 TEST(Parse, EveryOptionArrives) {
   for (const Command& command : all_commands()) {
     for (const OptionSpec& spec : command.rows->specs()) {

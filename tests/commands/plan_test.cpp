@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
@@ -34,6 +35,7 @@ Planned plan(std::vector<std::string> words) {
 }
 
 // The expected times are those measured on one H200 (docs/performance.md), with clipping rare.
+SO_LABEL(sweep, "Plan.ExpectsWhatWasMeasured");
 TEST(Plan, ExpectsWhatWasMeasured) {
   const Planned qwen = plan({"--model", "qwen3-14b"});
   EXPECT_NEAR(qwen.expected("step_seconds"), 2.724, 0.15 * 2.724);
@@ -44,6 +46,7 @@ TEST(Plan, ExpectsWhatWasMeasured) {
   EXPECT_EQ(llama.result.at("host_share"), 0);
 }
 
+SO_LABEL(sweep, "Plan.StaysWithinTheMachine");
 TEST(Plan, StaysWithinTheMachine) {
   for (const char* hardware : {"h200", "h100-pcie", "h100-sxm", "gh200", "gb200", "a100-40g", "mi300a"}) {
     const Planned p =
@@ -58,6 +61,7 @@ TEST(Plan, StaysWithinTheMachine) {
 }
 
 // In place of what the hardware has, whether that is less or more.
+SO_LABEL(sweep, "Plan.StaysWithinWhatTheRunMayHave");
 TEST(Plan, StaysWithinWhatTheRunMayHave) {
   for (const char* device : {"30GB", "100GiB", "300e9"}) {
     const Planned p = plan({"--model", "qwen3-4b", "--batch_size", "1", "--device_memory", device});
@@ -103,6 +107,7 @@ TEST(Plan, DrawsAStepAndWritesItsTrace) {
                  {"/proc/none"});
 }
 
+SO_LABEL(sweep, "Plan.SaysWhatElseThereWas");
 TEST(Plan, SaysWhatElseThereWas) {
   const Planned all = plan({"--model", "qwen3-14b"});
   const json& alternatives = all.result.at("alternatives");
@@ -142,6 +147,7 @@ TEST(Plan, SaysWhatElseThereWas) {
 }
 
 // Measured on one H200 (docs/performance/length.md), each once: 44.27 s, and 40.36 s with gradients in any order.
+SO_LABEL(sweep, "Plan.LongDocumentsTakeWhatWasMeasured");
 TEST(Plan, LongDocumentsTakeWhatWasMeasured) {
   const auto with = [](const char* deterministic) {
     return plan({"--model", "llama-3.1-8b", "--hardware", "h200", "--batch_size", "1", "--max_length", "131072",
@@ -162,6 +168,7 @@ double state_of(const Planned& p) {
 
 // With many micro-batches sums in fp32 take 59 GB of a GH200's 96, and its link carries them to and fro beside the
 // GPU's work; an H200's host has no memory for them, and so little to gain with bf16 that they stay.
+SO_LABEL(sweep, "Plan.KeepsSumsOfGradientsWhereTheStepIsShorter");
 TEST(Plan, KeepsSumsOfGradientsWhereTheStepIsShorter) {
   const auto with = [](const char* hardware, const char* moves, const char* sums = "fp32") {
     return plan({"--model", "qwen3-14b", "--hardware", hardware, "--gradient_accumulation_steps", "8",
@@ -189,6 +196,7 @@ TEST(Plan, KeepsSumsOfGradientsWhereTheStepIsShorter) {
   EXPECT_GE(with("h200", "true").expected("step_seconds"), with("h200", "false").expected("step_seconds"));
 }
 
+SO_LABEL(sweep, "PlanRanks.EachHasItsSliceOfTheStateAndAllOfTheWeights");
 TEST(PlanRanks, EachHasItsSliceOfTheStateAndAllOfTheWeights) {
   const auto with = [](const char* gpus) {
     return plan(
@@ -217,6 +225,7 @@ TEST(PlanRanks, EachHasItsSliceOfTheStateAndAllOfTheWeights) {
 }
 
 // With room for it the plan puts state on the GPUs; all of it there leaves nothing to the hosts.
+SO_LABEL(sweep, "PlanRanks.TheDeviceOwnsStateToo");
 TEST(PlanRanks, TheDeviceOwnsStateToo) {
   const auto with = [](const std::vector<std::string>& more) {
     std::vector<std::string> words{"--model", "qwen3-4b", "--batch_size", "1", "--bucket_size", "16MiB", "--gpus", "4"};
@@ -242,6 +251,7 @@ TEST(PlanRanks, TheDeviceOwnsStateToo) {
 // The arithmetic of Qwen3-14B, 14.77 billion parameters, on four H200: a quarter of the state is 44 GB; AdamW on it,
 // 32 bytes a parameter at a quarter of 204 GB/s; reductions and gathers of 29.5 GB in bf16, of which each GPU receives
 // three quarters at 395 GB/s.
+SO_LABEL(sweep, "PlanRanks.FourGpusAreAsTheArithmeticSays");
 TEST(PlanRanks, FourGpusAreAsTheArithmeticSays) {
   const std::vector<std::string> arguments{
       "--model",           "qwen3-14b", "--gpus",           "4",    "--offload_ratio", "1",
@@ -271,6 +281,7 @@ TEST(PlanRanks, FourGpusAreAsTheArithmeticSays) {
 // gradients in fp32, and in bf16 weights of those that the host updates. Of a micro-batch it receives three quarters of
 // the weights twice, but for what backward finds there, and of the gradients once, at 395 GB/s. A call takes 18.6 us:
 // one for each of 4,080 buckets of gradients, and one for a layer's weights.
+SO_LABEL(sweep, "PlanRanks.WhatIsTooLargeForAGpuIsGathered");
 TEST(PlanRanks, WhatIsTooLargeForAGpuIsGathered) {
   const Planned p = plan({"--model", "llama-3.3-70b", "--gpus", "4", "--optimizer_state_dtype", "bf16", "--batch_size",
                           "1", "--gradient_accumulation_steps", "4", "--move_gradients", "false"});
@@ -294,6 +305,7 @@ TEST(PlanRanks, WhatIsTooLargeForAGpuIsGathered) {
   EXPECT_LE(p.total("device"), 149.4e9);
 }
 
+SO_LABEL(sweep, "PlanRanks.MoreHostsMeanSlowerCollectivesAndLessStateForEach");
 TEST(PlanRanks, MoreHostsMeanSlowerCollectivesAndLessStateForEach) {
   const auto with = [](const char* gpus) { return plan({"--model", "qwen3-4b", "--batch_size", "1", "--gpus", gpus}); };
   const Planned four = with("4"), many = with("64"), most = with("1024");
@@ -304,6 +316,7 @@ TEST(PlanRanks, MoreHostsMeanSlowerCollectivesAndLessStateForEach) {
   EXPECT_GT(seconds(most), seconds(many));
 }
 
+SO_LABEL(sweep, "PlanRanks.TheHostsMemoryIsThatOfAllItsRanks");
 TEST(PlanRanks, TheHostsMemoryIsThatOfAllItsRanks) {
   const Planned p = plan({"--model", "qwen3-4b", "--batch_size", "1", "--gpus", "4", "--host_memory", "400GB"});
   EXPECT_EQ(p.result.at("host_memory").at("available_bytes"), 100e9);
@@ -321,6 +334,7 @@ TEST(PlanRanks, ArePrinted) {
     EXPECT_NE(o.out.find(part), std::string::npos) << part;
 }
 
+SO_LABEL(sweep, "PlanRanks.RefuseWhatTheyCannotDo");
 TEST(PlanRanks, RefuseWhatTheyCannotDo) {
   const TemporaryDirectory directory;
   const auto refused = [&](std::vector<std::string> words, const std::vector<std::string>& needles) {
@@ -340,6 +354,7 @@ TEST(PlanRanks, RefuseWhatTheyCannotDo) {
   refused({"qwen3-4b", "--gpus_per_host", "0"}, {"--gpus_per_host: 0", "100000"});
 }
 
+SO_LABEL(sweep, "Plan.RefusesWhatCannotBe");
 TEST(Plan, RefusesWhatCannotBe) {
   const TemporaryDirectory directory;
   const auto refused = [&](std::vector<std::string> words, const std::vector<std::string>& needles) {

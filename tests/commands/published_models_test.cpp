@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "support/label.h"
 #include "support/paths.h"
 #include "support/refusal.h"
 
@@ -202,6 +203,8 @@ TEST_F(SentencePieceModel, TextIsRefusedBesideItsTokenizerJson) {
   expect_refused({"tokenizer.json", "SentencePiece", "input_ids"});
 }
 
+SO_LABEL(sweep, each_of("Families/Published.*/", {"Glm4", "Granite33", "Llama31", "MistralNemo", "Olmo2", "Olmo3",
+                                                  "Phi4", "Phi4Mini", "Qwen25", "Qwen3", "SeedOss", "SmolLM3"}));
 INSTANTIATE_TEST_SUITE_P(Families, Published, testing::ValuesIn(published_models()),
                          [](const auto& tested) { return tested.param.name; });
 

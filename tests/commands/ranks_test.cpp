@@ -8,6 +8,7 @@
 
 #include "base/cpus.h"
 #include "support/files.h"
+#include "support/label.h"
 #include "support/mpirun.h"
 #include "support/process.h"
 #include "support/refusal.h"
@@ -272,6 +273,7 @@ TEST_F(Ranks, OneThatHangsEndsAll) {
   }
 }
 
+SO_LABEL(tsan, "Ranks.AnotherNumberOfThemResumes");
 TEST_F(Ranks, AnotherNumberOfThemResumes) {
   ASSERT_NO_FATAL_FAILURE(finish(command("run", 2).set("max_steps", "4")));
   // As many rows a step: 1 rank with 2 micro-batches, where 2 ranks had one each.

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/stored_tensor.h"
@@ -86,6 +87,8 @@ class ResumedRun : public testing::Test {
   fs::path data_ = model_fixture("qwen3-tied") / "data.jsonl";
 };
 
+SO_LABEL(sweep, "ResumedRun.FromAnyCheckpointEndsInTheSameBytes");
+SO_LABEL(tsan, "ResumedRun.*");
 TEST_F(ResumedRun, FromAnyCheckpointEndsInTheSameBytes) {
   finish(command("reference").set("save_steps", "1"));
   const auto steps = steps_of(temporary_ / "reference");
@@ -146,6 +149,7 @@ TEST_F(ResumedRun, SaveTotalLimitKeepsTheNewest) {
 }
 
 // Options that only concern memory and time must not change a bit.
+SO_LABEL(sweep, "ResumedRun.MachineOptionsDoNotChangeTheResult");
 TEST_F(ResumedRun, MachineOptionsDoNotChangeTheResult) {
   for (const char* dtype : {"bf16", "fp32"}) {
     const auto with = [&](const char* output) {

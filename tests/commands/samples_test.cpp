@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/mpirun.h"
 #include "support/on_gpu.h"
 #include "support/process.h"
@@ -103,6 +104,7 @@ class Samples : public testing::Test {
   const fs::path data_ = temporary_ / "data.jsonl", prompts_ = temporary_ / "prompts.txt";
 };
 
+SO_LABEL(sweep, "Samples.AreWhatGenerateSaysOfTheWeightsOfTheirStep");
 TEST_F(Samples, AreWhatGenerateSaysOfTheWeightsOfTheirStep) {
   const Outcome o = finish(command("run"));
   EXPECT_EQ(recorded("run"), (SampledSteps{0, 2, 4, 6})) << "with checkpoints, where nothing is evaluated";
@@ -143,6 +145,7 @@ TEST_F(Samples, AreWhatGenerateSaysOfTheWeightsOfTheirStep) {
   EXPECT_EQ(runs.at(1).at("samples"), json::array());
 }
 
+SO_LABEL(sweep, "Samples.ChangeNoBitInAnyWayOfTraining");
 TEST_F(Samples, ChangeNoBitInAnyWayOfTraining) {
   struct Way {
     const char *name, *options;
@@ -203,6 +206,7 @@ TEST_F(Samples, OfRecordsAreInTheirTemplates) {
   EXPECT_EQ(samples("run").at(4).at("prompt"), "Why? ");
 }
 
+SO_LABEL(sweep, "Samples.OfARunThatWasStoppedAreThoseOfTheWholeRun");
 TEST_F(Samples, OfARunThatWasStoppedAreThoseOfTheWholeRun) {
   finish(command("whole").set("sample_steps", "1"));
   finish(command("run").set("sample_steps", "1"));
@@ -235,6 +239,7 @@ TEST_F(Samples, OfARunThatWasStoppedAreThoseOfTheWholeRun) {
   EXPECT_EQ(read_file(temporary_ / "run" / "samples.jsonl"), expected.substr(0, expected.find("{\"step\":5")));
 }
 
+SO_LABEL(sweep, "Samples.SurviveSignals");
 TEST_F(Samples, SurviveSignals) {
   finish(command("whole").set("sample_steps", "1"));
   TrainCommand next = command("run").set("sample_steps", "1");

@@ -6,6 +6,7 @@
 
 #include "base/terminal.h"
 #include "commands/support/parse.h"
+#include "support/label.h"
 #include "support/refusal.h"
 #include "support/terminal.h"
 
@@ -117,6 +118,7 @@ TEST_F(Screens, ARunEndsWithWhatToDoNext) {
   }
 }
 
+SO_LABEL(tsan, "Screens.ARunThatIsInterruptedEndsWithWhereItWasSaved");
 TEST_F(Screens, ARunThatIsInterruptedEndsWithWhereItWasSaved) {
   const std::string interrupt =
       "(until grep -q '\"loss\"' out/metrics.jsonl 2>/dev/null; do sleep 0.01; done; kill -INT $$) & ";

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
@@ -94,6 +95,7 @@ TEST_F(Verified, AModelWithoutChecksumsIsReadAsFarAsItSays) {
 }
 
 // A damaged checkpoint is refused before anything is used or changed, and the older one that is named works.
+SO_LABEL(tsan, "Verified.Resume*");
 TEST_F(Verified, ResumeRefusesWhatIsDamagedAndNamesWhatIsNot) {
   train();
   const fs::path last = out() / "checkpoint-3", older = out() / "checkpoint-2";

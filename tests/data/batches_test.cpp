@@ -7,6 +7,7 @@
 #include <set>
 
 #include "data_test_util.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -80,6 +81,7 @@ TEST_F(Batches, CountsAreThoseOfTheLoop) {
         }
 }
 
+SO_LABEL(sweep, "Batches.CountsOfEndlessRunsAreArithmetic");
 TEST_F(Batches, CountsOfEndlessRunsAreArithmetic) {
   const TokenDataset dataset = data({3, 9, 4, 2, 7});
   constexpr std::int64_t endless = std::numeric_limits<std::int64_t>::max();

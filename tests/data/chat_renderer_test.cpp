@@ -9,6 +9,7 @@
 #include "chat_test_util.h"
 #include "data/example.h"
 #include "data/model_encoder.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -41,6 +42,7 @@ class Rendering : public ::testing::Test {
 
 // Text for text, and where TRL has the same template with {% generation %}, part for part; also of turns that say
 // nothing, and of texts and thoughts beside calls of tools (turns.json).
+SO_LABEL(sweep, "Rendering.IsThatOfTransformersOnPublishedTemplates");
 TEST_F(Rendering, IsThatOfTransformersOnPublishedTemplates) {
   const OrderedJson expected = read_chat_fixture("expected.json"), turns = read_chat_fixture("turns.json");
   std::size_t masks = 0;
@@ -86,6 +88,7 @@ Parts trained_of(const std::string& name, const std::string& title) {
   return trained_in(render(published_template(expected, name), expected["conversations"][title].dump()));
 }
 
+SO_LABEL(sweep, "Rendering.FindsTurnsInTemplatesThatCutThoughtsAndWhiteSpace");
 TEST_F(Rendering, FindsTurnsInTemplatesThatCutThoughtsAndWhiteSpace) {
   EXPECT_EQ(trained_of("qwen3", "thoughts in the text"),
             (Parts{"4<|im_end|>", "<think>\nsum\n</think>\n\n6<|im_end|>"}));
@@ -231,6 +234,7 @@ TEST(RenderedAnswers, AreChecked) {
 }
 
 // Whole tokenizers: ids and mask of return_assistant_tokens_mask.
+SO_LABEL(sweep, "Rendering.MasksTheTokensThatTransformersMasks");
 TEST_F(Rendering, MasksTheTokensThatTransformersMasks) {
   const OrderedJson masks = read_chat_fixture("masks.json");
   const OrderedJson conversations = read_chat_fixture("expected.json")["conversations"];

@@ -13,6 +13,7 @@
 #include "data/tokenizer/normalizer.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/utf8.h"
+#include "support/label.h"
 #include "support/paths.h"
 #include "support/sanitized.h"
 
@@ -203,6 +204,8 @@ TEST_P(TokenizerFamily, ThreadsShareATokenizer) {
   EXPECT_EQ(differences, 0);
 }
 
+SO_LABEL(sweep, test::each_of("All/TokenizerFamily.*/",
+                              {"gemma", "llama2_normalized", "llama3", "mistral", "phi3", "phi4", "seed_oss"}));
 INSTANTIATE_TEST_SUITE_P(All, TokenizerFamily,
                          testing::Values("llama3", "qwen3", "phi4", "gpt_oss", "seed_oss", "mixed", "llama2",
                                          "llama2_normalized", "mistral", "phi3", "gemma", "characters", "leftovers"),

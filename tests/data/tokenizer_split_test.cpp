@@ -12,6 +12,7 @@
 #include "data/tokenizer/split_pattern.h"
 #include "data/tokenizer/unicode.h"
 #include "data/tokenizer/utf8.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -52,6 +53,7 @@ class FastSplitEqualsPcre2 : public testing::TestWithParam<std::string> {
 };
 
 // Every character, alone and in the neighbourhoods that the patterns tell apart.
+SO_LABEL(sweep, "Patterns/FastSplitEqualsPcre2.OnEveryCharacter/*");
 TEST_P(FastSplitEqualsPcre2, OnEveryCharacter) {
   ASSERT_NE(fast_split_for(GetParam()), nullptr);
   std::string text;

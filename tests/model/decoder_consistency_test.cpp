@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "model/decoder_rig.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -40,6 +41,7 @@ class ConsistencyTest : public testing::TestWithParam<const char*> {
   const HostBatch batch = HostBatch::join(documents);
 };
 
+SO_LABEL(sweep, test::covered_families("Models/ConsistencyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest,
                          testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4", "olmo3",
                                          "granite-v4", "glm4-v4", "gemma3-v4"),

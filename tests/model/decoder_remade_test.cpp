@@ -8,6 +8,7 @@
 
 #include "model/decoder_rig.h"
 #include "offload/schedule/pass_order.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 
 namespace so {
@@ -44,6 +45,7 @@ class RemadeTest : public testing::TestWithParam<const char*> {
   const HostBatch batch = HostBatch::join(std::span(fixture.documents).first(3));
 };
 
+SO_LABEL(sweep, test::covered_families("Models/RemadeTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, RemadeTest,
                          testing::Values("llama-bias", "llama-v4", "mistral", "phi3-short", "qwen2", "qwen3-tied",
                                          "qwen3-moe", "qwen3-moe-balance", "mixtral-v4", "gpt-oss", "seed-oss",

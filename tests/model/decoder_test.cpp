@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "model/decoder_rig.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -65,6 +66,8 @@ INSTANTIATE_TEST_SUITE_P(Experts, FixtureTest, testing::ValuesIn(expert_models),
 INSTANTIATE_TEST_SUITE_P(Dense, DenseTest, testing::ValuesIn(dense_models), name_of_case);
 INSTANTIATE_TEST_SUITE_P(Experts, ExpertsTest, testing::ValuesIn(expert_models), name_of_case);
 
+SO_LABEL(sweep, test::covered_families("Dense/*/"));
+SO_LABEL(sweep, test::covered_families("Experts/*/"));
 TEST_P(FixtureTest, LogitsOfEveryDocumentAreThoseOfPyTorch) {
   const auto expected = test::read_safetensors(fixture.path / "logits.safetensors");
   ASSERT_EQ(expected.size(), fixture.batch().size());
@@ -214,6 +217,7 @@ class GreedyTest : public testing::TestWithParam<const char*> {
   const std::vector<std::int32_t> prompt = greedy.at("prompt"), generated = greedy.at("generated");
 };
 
+SO_LABEL(sweep, test::covered_families("Models/GreedyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
                          testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4",
                                          "olmo3", "gemma3-v4"),

@@ -3,6 +3,7 @@
 
 #include "base/dtype.h"
 #include "model/decoder_rig.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -43,6 +44,7 @@ class TilesTest : public testing::TestWithParam<const char*> {
   const HostBatch batch = HostBatch::join(documents);
 };
 
+SO_LABEL(sweep, test::covered_families("Models/TilesTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, TilesTest,
                          testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "qwen3-moe-balance", "gpt-oss",
                                          "smollm3-v4", "olmo3", "granite-v4", "glm4-v4", "gemma3-v4"),

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "model/decoder_rig.h"
 #include "model/flops.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -61,6 +62,7 @@ void expect_same_where_trained(const char* name, const ParameterRules& rules) {
   }
 }
 
+SO_LABEL(sweep, "FrozenDecoder.GradientsOfTheOthersAreTheSame");
 TEST(FrozenDecoder, GradientsOfTheOthersAreTheSame) {
   for (const char* name : {"qwen3-tied", "qwen3-untied-v4", "llama-bias", "phi3-short", "qwen3-moe", "gpt-oss",
                            "gemma3-v4", "olmo2-v4", "granite-v4", "glm4-v4"}) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/label.h"
 #include "support/sanitized.h"
 
 namespace so {
@@ -90,6 +91,7 @@ std::int32_t sorted_sample(const std::vector<float>& logits, const SamplingOptio
 
 // Sums are added up in another order, so a draw that lies within rounding of a boundary might differ; none of these
 // does.
+SO_LABEL(sweep, "Sampling.DrawsWhatSortingEverythingWould");
 TEST(Sampling, DrawsWhatSortingEverythingWould) {
   constexpr std::size_t sizes[] = {1, 2, 7, 64, 65, 1000, 5000};
   std::mt19937_64 values(5);

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "offload/engine_rig.h"
+#include "support/label.h"
 #include "support/sanitized.h"
 
 namespace so::test {
@@ -233,6 +234,8 @@ TEST_P(EngineSkips, AndChangesNothing) {
   }
 }
 
+SO_LABEL(no_tsan, "Engine/EngineSkips.*/bfloat16_host_*");
+SO_LABEL(no_tsan, "Engine/EngineSkips.*/float32_device_*");
 INSTANTIATE_TEST_SUITE_P(
     Engine, EngineSkips,
     testing::Combine(testing::Values(DType::f32, DType::bf16), testing::Values(Owner::host, Owner::device),

@@ -16,6 +16,7 @@
 #include "offload/random_policy.h"
 #include "offload/ranks_rig.h"
 #include "support/jitter.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/sanitized.h"
 #include "support/thread_ranks.h"
@@ -220,6 +221,7 @@ RunOf random_run(unsigned seed, int steps) {
   return run;
 }
 
+SO_LABEL(slow, "GatheredOnRanks.AnySchedulesGiveTheBytesOfWeightsThatStay");
 TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const test::Jitter jitter(21);

@@ -12,6 +12,7 @@
 #include "offload/idle_micro_batch.h"
 #include "offload/ranks_rig.h"
 #include "support/jitter.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/sanitized.h"
 #include "support/thread_ranks.h"
@@ -174,6 +175,7 @@ TEST(EngineOnRanks, WithGradientsInBf16) {
   }
 }
 
+SO_LABEL(slow, "EngineOnRanks.DelaysChangeNothing");
 TEST(EngineOnRanks, DelaysChangeNothing) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const test::Jitter jitter(11);
@@ -193,6 +195,7 @@ TEST(EngineOnRanks, WithUpdatesOverTheLink) {
       }
 }
 
+SO_LABEL(slow, "EngineOnRanks.WithUnitsThatTheDeviceOwns");
 TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   for (const int size : test::sanitized ? std::vector{3} : std::vector{1, 2, 3})

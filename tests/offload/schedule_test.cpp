@@ -6,6 +6,7 @@
 
 #include "offload/schedule_rig.h"
 #include "support/jitter.h"
+#include "support/label.h"
 #include "support/sanitized.h"
 
 namespace so::test::schedules {
@@ -100,6 +101,10 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
   }
 }
 
+SO_LABEL(sweep, "Engine/ScheduleEquality.*/clips_never_*");
+SO_LABEL(sweep, "Engine/ScheduleEquality.*/clips_always_micro_batches_4*");
+SO_LABEL(sweep, "Engine/ScheduleEquality.*/clips_sometimes_micro_batches_1*");
+SO_LABEL(no_tsan, "Engine/ScheduleEquality.*/clips_sometimes_micro_batches_4");
 INSTANTIATE_TEST_SUITE_P(Engine, ScheduleEquality,
                          testing::Combine(testing::Values(Clips::never, Clips::sometimes, Clips::always),
                                           testing::Values(1, 4), testing::Bool()),
@@ -109,6 +114,8 @@ INSTANTIATE_TEST_SUITE_P(Engine, ScheduleEquality,
                          });
 
 // A thousand steps while every thread is held up at random where it meets another.
+SO_LABEL(slow, "Schedule.StressUnderRandomDelays");
+SO_LABEL(no_asan, "Schedule.StressUnderRandomDelays");
 TEST(Schedule, StressUnderRandomDelays) {
   const Jitter jitter(5);
   unsigned seed = 100;

@@ -9,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "optim/adamw_tuning.h"
 #include "optim/adamw_twin.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -198,6 +199,7 @@ class AdamWBits : public testing::Test {
 template <class M>
 class AdamWMomentBits : public AdamWBits {};
 using MomentTypes = testing::Types<float, bf16>;
+SO_LABEL(no_tsan, "AdamWMomentBits/*");
 TYPED_TEST_SUITE(AdamWMomentBits, MomentTypes);
 
 TYPED_TEST(AdamWMomentBits, ForEveryLengthAlignmentAndStore) {

@@ -13,6 +13,7 @@
 #include "plan/small_llama.h"
 #include "plan/training_plan.h"
 #include "support/errors.h"
+#include "support/label.h"
 
 namespace so::test {
 namespace {
@@ -194,6 +195,7 @@ TEST(ActivationChoices, TilesLeaveTheStreamAndAttentionToGrow) {
   EXPECT_LT(bytes(1 << 19) - a_token * (1 << 19), 6e9) << "a tile, sums of gradients, attention's scratch";
 }
 
+SO_LABEL(sweep, "ChooseActivations.FitsEveryBudgetThatCanBeMetAndKeepsMoreWithMore");
 TEST(ChooseActivations, FitsEveryBudgetThatCanBeMetAndKeepsMoreWithMore) {
   const TrainingShape shape{16384, 0, 4096, 1}, evaluated{300, 900, 512, 1}, single{1, 0, 1, 1};
   for (const Backend* kind : {&cpu_backend(), &cuda_backend()}) {

@@ -21,6 +21,7 @@
 #include "plan/small_llama.h"
 #include "plan/training_plan.h"
 #include "support/errors.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/thread_ranks.h"
 
@@ -163,6 +164,7 @@ DecoderSpec preset(const char* name) {
 }
 
 // What a rank needs at the least takes no more of the device than there is, and no more of the host than a plan does.
+SO_LABEL(sweep, "GatheredPlan.TheLeastIsNoMoreThanAPlanTakes");
 TEST(GatheredPlan, TheLeastIsNoMoreThanAPlanTakes) {
   const DecoderSpec spec = preset("llama-3.1-8b");
   const ParameterLayout layout(make_parameters(spec));
@@ -224,6 +226,7 @@ TEST(GatheredPlan, OnTheCpuWholeWeightsIfTheyFit) {
 }
 
 // 16 GB of weights and as much of gradients; ranks that gather have a fourth of it, and 8 GB for the sums have all.
+SO_LABEL(sweep, "GatheredPlan.OnAGpuWholeWeightsIfTheyFitAndAreFaster");
 TEST(GatheredPlan, OnAGpuWholeWeightsIfTheyFitAndAreFaster) {
   const DecoderSpec spec = preset("llama-3.1-8b");
   EXPECT_EQ(RankPlanner(cuda_backend(), 140e9, 200e9).plan(spec, {}).engine.gathered, 0);

@@ -14,6 +14,7 @@
 #include "plan/layered_machine.h"
 #include "plan/simulate/device_program.h"
 #include "support/errors.h"
+#include "support/label.h"
 #include "support/sanitized.h"
 
 namespace so::test {
@@ -244,6 +245,7 @@ TEST(ChoosePlacement, AForcedSplitStays) {
 // Trying everything finds nothing better with as many places for new state as the planner takes, and nothing as good
 // with more on the device. With other numbers of places, nothing better beyond what a small model's few pieces make, of
 // which one more or less is done before the verdict. A sanitizer's build, in which this is slow, tries fewer.
+SO_LABEL(sweep, "ChoosePlacement.EqualsBruteForce");
 TEST(ChoosePlacement, EqualsBruteForce) {
   std::mt19937 random(7);
   const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };
@@ -306,6 +308,7 @@ TEST(ChoosePlacement, EqualsBruteForce) {
 }
 
 // The planner does not look at every split of a deep model: its choice is as good as the best of them all.
+SO_LABEL(sweep, "ChoosePlacement.EqualsTheBestSplitOfADeepModel");
 TEST(ChoosePlacement, EqualsTheBestSplitOfADeepModel) {
   std::mt19937 random(11);
   const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };

@@ -12,6 +12,7 @@
 #include "plan/gpu_rates.h"
 #include "plan/row_step.h"
 #include "support/errors.h"
+#include "support/label.h"
 
 namespace so::test {
 namespace {
@@ -110,6 +111,7 @@ bool any(const std::vector<PlanChange>& changes, const char* option) {
   return false;
 }
 
+SO_LABEL(sweep, "PlanChanges.*");
 TEST(PlanChanges, OfEachKind) {
   // Weights and state fit; activations do not, though layers' inputs wait on the host.
   Planned long_rows("qwen3-4b", cuda_backend(), 24, 128);

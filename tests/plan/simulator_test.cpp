@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/simulated_steps.h"
+#include "support/label.h"
 
 namespace so::test {
 namespace {
@@ -232,6 +233,7 @@ TEST(Simulator, PartsAddUpToTheStep) {
 // be beside another's, which costs up to a hundredth. The policy of the engine counts
 // on a tenth less of the host than there is, and of its few pieces one more or less is done before the verdict: of its
 // choice that holds to a few percent.
+SO_LABEL(sweep, "Simulator.MoreBandwidthIsNoSlower");
 TEST(Simulator, MoreBandwidthIsNoSlower) {
   std::mt19937 random(3);
   int quicker = 0;

@@ -17,6 +17,7 @@
 #include "plan/preset_specs.h"
 #include "plan/small_llama.h"
 #include "support/errors.h"
+#include "support/label.h"
 #include "support/sanitized.h"
 
 namespace so::test {
@@ -67,6 +68,7 @@ struct FakeMachine {
 const TrainingShape four_rows{16384, 0, 4096, 1};
 constexpr int units_14b = 42;
 
+SO_LABEL(sweep, "PlanTraining.KeepsOnTheGpuWhatFitsThere");
 TEST(PlanTraining, KeepsOnTheGpuWhatFitsThere) {
   FakeMachine small(cuda_backend(), 80, 200);
   const TrainingPlan all = small.plan(small_llama(), {300, 900, 512, 1});
@@ -204,6 +206,7 @@ TEST(PlanTraining, TakesLessWithMomentsInBf16) {
   }
 }
 
+SO_LABEL(sweep, "PlanTraining.RefusesWhatCannotBe");
 TEST(PlanTraining, RefusesWhatCannotBe) {
   const auto text = [](double device_gb, double host_gb, const PlacementOptions& request) {
     FakeMachine machine(cuda_backend(), device_gb, host_gb);
@@ -275,6 +278,7 @@ TEST(StateMisfit, LooksAtTheConfigAlone) {
 
 // Inputs of all layers fit neither the device nor the host, so fewer are kept, on either of them. As memory shrinks,
 // steps take longer, and layers keep nothing only where no plan fits in which all keep their inputs.
+SO_LABEL(sweep, "PlanTraining.KeepsInputsOfSomeLayersWhereThoseOfAllDoNotFit");
 TEST(PlanTraining, KeepsInputsOfSomeLayersWhereThoseOfAllDoNotFit) {
   const DecoderSpec spec = small_llama(24);
   const TrainingShape row{400'000, 0, 400'000, 1};
@@ -335,6 +339,7 @@ TEST(PlanTraining, ASplitThatFitsOnlyWithALateEmbeddingHasOne) {
   EXPECT_THROW(h200.plan(spec, four_rows, {.offload_ratio = 0.2}), MemoryRefusal) << "with one neither";
 }
 
+SO_LABEL(sweep, "PlanTraining.OnOneGpuWhatFitsIsPlannedAndTheRestRefused");
 TEST(PlanTraining, OnOneGpuWhatFitsIsPlannedAndTheRestRefused) {
   FakeMachine h200(cuda_backend(), 149, 134);
   const auto spec = [](const char* preset) {

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "support/label.h"
+
 namespace so {
 namespace {
 
@@ -26,6 +28,7 @@ class InterruptGuardTest : public testing::Test {
   std::vector<std::pair<int, void (*)(int)>> before_;
 };
 
+SO_LABEL(tsan, "InterruptGuardTest.*");
 TEST_F(InterruptGuardTest, RemembersTheFirstSignal) {
   InterruptGuard guard;
   EXPECT_FALSE(guard.requested());

@@ -15,6 +15,7 @@
 #include "offload/sequence_group.h"
 #include "ops/runtime.h"
 #include "support/files.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/sanitized.h"
 #include "support/thread_ranks.h"
@@ -207,6 +208,7 @@ void expect_equal(const Outcome& found, const Outcome& expected) {
 }
 
 // With as many ranks to the bit, and with others to what another order of additions changes.
+SO_LABEL(tsan, "TrainingOnRanks.AResumedRunGoesOnAsIfItHadNotStopped");
 TEST_F(TrainingOnRanks, AResumedRunGoesOnAsIfItHadNotStopped) {
   const TokenDataset records = data();
   for (const char* model : {"qwen3-tied", "qwen3-moe"})
