@@ -1,13 +1,19 @@
 #!/bin/sh
-# Installs what is missing, builds, and runs all CPU tests: once as released; once compiled by clang, where warnings are
-# errors, with the address and undefined-behaviour sanitizers, the fuzz targets on their corpora and bench/; and where
-# threads meet also with the thread sanitizer. The program is compiled for 64-bit Arm too, and a sample of its tests
-# emulated. On a machine with an NVIDIA GPU and a build with the CUDA backend the same tests then run on the GPU. At the
-# end it lists what was skipped, and why.
-# From a clean clone, with a CUDA toolkit, it takes 22 minutes on 2 cores of an AMD EPYC, and up to 57 on slower ones.
-# PyTorch, for the tests of its optimizer, takes 5.7 GB of disk (.deps/torch).
+# Installs what is missing, builds as released, and runs every test of that build; on a machine with an NVIDIA GPU, where
+# the build has the CUDA backend, the same tests on the GPU too. At the end it lists what was skipped, and why.
+# usage: test.sh [--all]
+#   --all  also PyTorch for the tests of its optimizer, which takes 5.7 GB of disk (.deps/torch); all but sweeps compiled
+#          by clang, where warnings are errors, with the address and undefined-behaviour sanitizers, the fuzz targets on
+#          their corpora and bench/; where threads meet, the thread sanitizer; and the program compiled for 64-bit Arm,
+#          with a sample of its tests emulated
+# From a clean clone with a CUDA toolkit, on two idle cores, it took 14 minutes, with --all 46; with --all on others 22 to 57.
 set -eu
 cd "$(dirname "$0")"
+case "$#:${1:-}" in
+  0:) all="" ;;
+  1:--all) all=1 ;;
+  *) sed -n '/^# usage/,/^#  *with a/s/^# //p' "$0" >&2 && exit 2 ;;
+esac
 jobs=$(nproc)
 begin=$(date +%s)
 scripts/install_dependencies.sh tests
@@ -40,7 +46,7 @@ trap 'exit 143' TERM HUP
 
 # PyTorch is fetched while the first build compiles, which takes longer where nothing is cached, and awaited before its
 # tests. It has a process group of its own, so that all of it ends where this does.
-if [ -z "${SO_TORCH_PYTHON:-}" ]; then
+if [ "$all" ] && [ -z "${SO_TORCH_PYTHON:-}" ]; then
   mkdir -p .deps
   setsid scripts/install_dependencies.sh torch >"$torch_log" 2>&1 &
   torch=$!
@@ -51,37 +57,35 @@ await_torch() {
   torch=""
 }
 
-# run DIRECTORY TARGETS CTEST_REGEX CMAKE_ARGUMENTS...
+# run DIRECTORY CMAKE_ARGUMENTS...
 run() {
-  directory=$1 targets=$2 tests=$3
-  shift 3
+  directory=$1
+  shift
   echo "== $directory"
   started=$(date +%s)
   cmake -S . -B "$directory" -G Ninja -DSO_TESTS=ON "$@" >/dev/null
-  # shellcheck disable=SC2086  # a list of words
-  cmake --build "$directory" -j "$jobs" --target $targets
+  cmake --build "$directory" -j "$jobs"
   await_torch
   built=$(date +%s)
   rm -f "$directory/tests.xml"
   builds="$builds $directory"
   # One more than there are cores: some tests wait for a process most of their time.
-  ctest --test-dir "$directory" -j "$((jobs + 1))" --output-on-failure --no-tests=error --output-junit tests.xml -LE gpu -R "$tests"
+  ctest --test-dir "$directory" -j "$((jobs + 1))" --output-on-failure --no-tests=error --output-junit tests.xml -LE gpu
   echo "== $directory: built in $((built - started)) s, tested in $(($(date +%s) - built)) s"
 }
 
 # Where there is no GPU the CUDA backend is only compiled, so one architecture does.
-run build all . "$(scripts/cuda_architectures.sh 90-real)"
-# The address sanitizer keeps a stack of each allocation, and freed memory for a while: a fifth of the time of some tests
-# went into deep stacks, and a tenth into ever new pages.
-export ASAN_OPTIONS="malloc_context_size=8:quarantine_size_mb=16${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
-run build-clang-asan all . -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
-  -DSO_SANITIZE=address,undefined -DSO_FUZZ=ON -DSO_BENCH=ON -DSO_CUDA=OFF
-# oneDNN's OpenMP runtime is not instrumented; our code calls it one thread at a time, so it stays out of the picture.
-run build-tsan "superoffload test_base test_device test_ranks test_optim test_collectives test_offload test_frameworks
-  test_train test_commands" \
-  '^(base|device|ranks|optim|collectives|offload|frameworks)\.|Interrupt|Resume' -DSO_SANITIZE=thread -DSO_CUDA=OFF
-
-scripts/test_aarch64.sh
+run build "$(scripts/cuda_architectures.sh 90-real)"
+if [ "$all" ]; then
+  # The address sanitizer keeps a stack of each allocation, and freed memory for a while: a fifth of the time of some
+  # tests went into deep stacks, and a tenth into ever new pages.
+  export ASAN_OPTIONS="malloc_context_size=8:quarantine_size_mb=16${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+  run build-clang-asan -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
+    -DSO_SANITIZE=address,undefined -DSO_FUZZ=ON -DSO_BENCH=ON -DSO_CUDA=OFF
+  # oneDNN's OpenMP runtime is not instrumented; our code calls it one thread at a time, so it stays out of the picture.
+  run build-tsan -DSO_SANITIZE=thread -DSO_CUDA=OFF
+  scripts/test_aarch64.sh
+fi
 
 if ! nvidia-smi -L >/dev/null 2>&1; then
   not_run "GPU tests: not run, no NVIDIA GPU here"
