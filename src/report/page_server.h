@@ -1,4 +1,5 @@
-// Serves the page of runs that go on, to browsers of this machine.
+// Serves the page of runs that go on, to browsers of this machine. libmicrohttpd speaks HTTP: a server of our own on a
+// user's machine would be a hole.
 #pragma once
 
 #include <cstdint>

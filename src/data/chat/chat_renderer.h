@@ -1,5 +1,7 @@
-// Renders conversations with a chat template. Jinja2 does it, in Python processes beside this one, because no C++
-// library has all of the language that published templates use (docs/architecture.md).
+// Renders conversations with a chat template. Jinja2 does it, in Python processes beside this one. Published templates
+// use most of the language (macros, namespaces, filters, Python's string methods), and no C++ library of Debian has all
+// of it: inja is a subset; Jinja2Cpp, minja and MiniJinja's C interface are not packaged. The program is text in the
+// binary and is sent through standard input, so nothing is found by a path.
 #pragma once
 
 #include <cstddef>

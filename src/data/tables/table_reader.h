@@ -1,5 +1,5 @@
 // Reads the rows of Parquet and Arrow files as records. pyarrow does it, in a Python process beside this one: Debian
-// has no C++ library for these formats (docs/architecture.md).
+// has no C++ library for these formats, and Arrow's is larger than this program.
 #pragma once
 
 #include <cstddef>
