@@ -1,5 +1,6 @@
 #!/bin/sh
-# Fails if a document links to a file or a heading that is not there, or if a source names a document that is not there.
+# Fails if a document links to a file or a heading that is not there, if a source names a document that is not there, or
+# if a document about the code names a file, as `FOLDER/NAME.h` below src/ or the root, that is not there.
 # usage: check_links.sh SRC_DIR
 set -eu
 cd "$1/.."
@@ -37,5 +38,13 @@ for name in $(grep -rhoE 'docs/[a-z/-]+\.md' src tests bench fuzz recipes script
     echo "check_links: a source names $name, which is not there" >&2
     status=1
   fi
+done
+for document in AGENTS.md CONTRIBUTING.md docs/architecture.md docs/adding-a-model.md; do
+  for name in $(tr '`' '\n' <"$document" | grep -xE '[a-z0-9_.-]+(/[a-z0-9_.-]+)+\.(h|cpp|py|sh|cmake|md)' | sort -u); do
+    if [ ! -e "$name" ] && [ ! -e "src/$name" ]; then
+      echo "check_links: $document names $name, which is not there" >&2
+      status=1
+    fi
+  done
 done
 exit $status
