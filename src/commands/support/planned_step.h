@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/quantities.h"
 #include "model/spec.h"
 #include "offload/schedule/parameter_layout.h"
 #include "options/option_groups.h"
