@@ -28,7 +28,7 @@ HWY_INLINE hn::Vec<D> load_bytes(D d, const std::uint8_t* at) {
 #endif
 }
 
-// Returns which of so many blocks is the first that holds an element that is not finite; `blocks`: none does.
+// Returns the index of the first block with an element that is not finite; `blocks` if there is none.
 // `exponent`: the exponent's bits of an element, of which `lowest` is the lowest. An exponent of ones alone carries
 // into the sign's place when its lowest bit is added, and the mask has cleared that place.
 template <class U>

@@ -120,7 +120,7 @@ struct NodeUse {
   }
 };
 
-// `bound`: as MemoryPolicy has it. No others where no node is used: then nothing is known of them.
+// `bound`: as in MemoryPolicy. No others where no node is used: then nothing is known of them.
 NodeUse node_use(const NumaNodes& nodes, const std::vector<int>& bound) {
   NodeUse use;
   for (const NumaNode& node : nodes.all) {

@@ -16,8 +16,8 @@ struct NumberFormats {
   bool operator==(const NumberFormats&) const = default;
 };
 
-// Returns the formats where the model's own dtype decides alone: weights, activations and what is exported have it,
-// gradients and moments are fp32.
+// Returns the formats where the model's own dtype decides alone: it is that of weights, activations and
+// exports; gradients and moments are fp32.
 NumberFormats model_formats(DType dtype);
 
 // The one place that says which formats go together; throws Bug, with the reason, for others. Each role is fp32 or

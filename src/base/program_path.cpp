@@ -38,7 +38,7 @@ std::optional<fs::path> find_program(std::string_view name) {
   };
   if (name.find('/') != std::string_view::npos) return runs(name) ? std::optional<fs::path>(name) : std::nullopt;
   const char* path = std::getenv("PATH");
-  // Where there is no PATH at all, as a shell has it then.
+  // Without PATH, what a shell assumes.
   const std::string entries =
       absolute_entries(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin", programs.separators);
   for (std::string_view rest = entries; !rest.empty();) {

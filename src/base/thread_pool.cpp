@@ -113,8 +113,8 @@ struct ThreadPool::Slot {
 };
 
 // Jobs are numbered. Those from `oldest` to `next` stand in line and may have pieces left; of job i, slots[i % length]
-// is the slot. Where that has been finished and a later job has it, that one's pieces are taken early, which does no
-// harm.
+// is the slot. If that job is finished and a later one uses its slot, the later one's pieces are taken early, which
+// does no harm.
 struct ThreadPool::Line {
   static constexpr std::size_t length = 1024;
   alignas(64) std::atomic<std::uint64_t> oldest{0};

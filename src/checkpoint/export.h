@@ -16,9 +16,9 @@ class ModelExport {
   // Writes weights, in the format in which the engine's are to be exported, under the names and in the shapes of
   // `source`, a tied embedding also under a second name if it has one there; config.json with that dtype noted; and the
   // auxiliary files. What was quantised is written as the rest. Claims the space for the weights in `directory`, in
-  // files of at most so many bytes of tensors (but for a tensor that is larger). `destination` is what messages call
-  // the directory, which may have a temporary name until it is whole. With several ranks each has one, rank 0 before
-  // the others: it makes the files. `on_failure`: as HfDirectory::copy_auxiliary_files() has it.
+  // files of at most `max_shard_bytes` of tensors (but for a tensor that is larger). `destination` is what messages
+  // call the directory, which may have a temporary name until it is whole. With several ranks each has one, rank 0
+  // before the others: it makes the files. `on_failure`: as for HfDirectory::copy_auxiliary_files().
   ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
               const std::filesystem::path& destination, std::uint64_t max_shard_bytes = default_max_shard_bytes,
               const HfDirectory::CopyFailure& on_failure = {});
@@ -59,7 +59,7 @@ std::string config_with_dtype(const std::string& config_json, DType dtype);
 std::uint64_t exported_bytes(const ModelFiles& source, DType exported);
 std::uint64_t exported_bytes(const ParameterLayout& layout, DType exported);
 
-// Bytes that a checkpoint holds beside its model, of so many trained parameters: fp32 masters unless the model is
+// Bytes that a checkpoint of `parameters` trained parameters holds beside its model: fp32 masters unless the model is
 // exported in fp32, and two moments.
 std::uint64_t state_bytes(std::int64_t parameters, DType exported);
 

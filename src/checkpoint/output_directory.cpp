@@ -111,7 +111,7 @@ OutputDirectory::OutputDirectory(const OutputOptions& options, const InputOption
     return;
   }
   const fs::path given = *options.resume;
-  if (given == "true" || given == "false")  // as a YAML file may have it
+  if (given == "true" || given == "false")  // possible in a YAML file
     fail("--resume {}: give latest or a checkpoint's directory, or for a new run leave it out", given.string());
   if (!path_exists(given)) {
     const auto latest = CheckpointDirectory(directory).latest();

@@ -13,7 +13,7 @@
 
 namespace so {
 
-// Returns how long ranks may wait for one that reads or writes so many bytes.
+// Returns how long ranks may wait for one that reads or writes `bytes` bytes.
 double seconds_for_files(std::uint64_t bytes);
 
 // Rank 0 creates the files that all write.

@@ -39,7 +39,7 @@ RunLength run_length(const LoopOptions& options, const BatchIterator& batches, c
 // `state_file` where it may not be.
 TrainOptions with_recorded_split(const TrainOptions& asked, const std::string& record, const std::string& state_file);
 
-// The length as `record` (TrainerState::options) has it; `asked` if that is no record.
+// The length that `record` (TrainerState::options) names; `asked` if that is no record.
 LengthOptions recorded_length(const LengthOptions& asked, const std::string& record);
 
 }  // namespace so

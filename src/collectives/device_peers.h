@@ -51,7 +51,7 @@ struct PeerLimits {
   bool in_pieces = true;                  // p2p: whether there are messages that come neither there nor into place
   const Buffer* gathered_into = nullptr;  // p2p: where all that is gathered lies, if it can be shared
 };
-// By the route, a collective. Null on a dry device for NCCL, which takes no memory that is counted.
+// Makes the peers for this route; a collective. Null on a dry device for NCCL, which takes no memory that is counted.
 std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, CollectiveRoute route,
                                         const PeerLimits& limits);
 

@@ -18,8 +18,8 @@ class PeerCollectives final : public DeviceCollectives {
   void reduce_scatter_sum(Stream& stream, std::span<const SliceSum> sums, Accumulate mode) override;
   void all_gather(Stream& stream, std::span<const SliceGather> gathers) override;
 
-  // Elements of a piece: so many, in whole alignments of slices, that what is received of all ranks takes about 64 MiB,
-  // and no more than a call has.
+  // Elements of a piece, in whole alignments of slices: what is received of all ranks then takes about 64 MiB. No more
+  // than a call has.
   static std::int64_t piece_of(const CollectiveSizes& sizes, int ranks);
   // Bytes that are received of all ranks at a time, at most.
   static std::size_t received_bytes(const CollectiveSizes& sizes, int ranks);

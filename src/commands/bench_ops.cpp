@@ -25,7 +25,7 @@ namespace {
 
 struct BenchOpsOptions : JsonOption, ComputeOptions, MessageOptions {
   std::string config = "qwen3-14b";
-  std::optional<std::int64_t> tokens;  // unset: as the device has it
+  std::optional<std::int64_t> tokens;  // unset: the device's usual number
   std::int64_t max_length = 4096;
 };
 

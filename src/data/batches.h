@@ -32,7 +32,7 @@ struct MicroBatch {
   std::int64_t documents() const { return static_cast<std::int64_t>(cu_seqlens.size()) - 1; }
 };
 
-// Which slice of its micro-batches a rank has, of so many.
+// Which slice of its micro-batches a rank has, and how many there are.
 struct SequencePlace {
   int rank = 0, size = 1;
 };
@@ -91,16 +91,16 @@ class BatchIterator final : public BatchSource {
   void micro_batch(std::int64_t i, MicroBatch& out) const override;
 
   std::int64_t steps_per_epoch(std::int64_t epoch) const;  // with packing it may differ between epochs
-  // Steps of so many epochs, from the beginning; of a part of an epoch that part of its steps. A fraction of a step
-  // is one, as in transformers' Trainer. Packed rows in a new order each epoch must be packed to be counted; all else
-  // is arithmetic.
+  // Steps of the first `epochs` epochs; of a part of an epoch that part of its steps. A fraction of a step counts as
+  // one, as in transformers' Trainer. Packed rows in a new order each epoch must be packed to be counted; all else is
+  // arithmetic.
   std::int64_t steps_in_epochs(double epochs) const;
-  // Whole epochs in so many steps from the beginning. Where an epoch must be packed to be counted, epochs after the
+  // Whole epochs in the first `steps` steps. Where an epoch must be packed to be counted, epochs after the
   // first few count as those did.
   std::int64_t epochs_in_steps(std::int64_t steps) const;
   // Returns the most tokens of any rank's micro-batch in the first `steps` steps, from the documents' lengths. Exact if
   // these steps' epochs have no more than about `looks` documents together. Else an upper bound, the largest that any
-  // order could give: among so many orders, chance has had time to bring the longest documents together.
+  // order could give: in that many orders, chance has had time to bring the longest documents together.
   std::int64_t max_micro_batch_tokens(std::int64_t steps, std::int64_t looks = 4'000'000) const;
 
   // Where to go on after the current step: save it with the step's result. Before the first step: the start.

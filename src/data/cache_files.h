@@ -32,8 +32,8 @@ struct PruneRule {
 // Returns those of `caches` that a rule removes. Any rule removes unfinished ones that were not written to for a day.
 std::vector<CacheFile> chosen_by(const PruneRule& rule, const std::vector<CacheFile>& caches, std::time_t now);
 
-// Removes a cache and its lock, unless it is no token cache any more or a process is making it. A process that has it
-// open keeps it. Returns whether it was removed.
+// Removes a cache and its lock, unless it is no token cache any more or a process is making it. A process in which it
+// is open keeps it. Returns whether it was removed.
 bool remove_cache(const CacheFile& cache);
 
 }  // namespace so

@@ -63,7 +63,7 @@ class TableBlocks : public RecordBlocks {
   bool begun_ = false;
 };
 
-// By its first bytes; a file that is called a table and begins otherwise is refused as one.
+// The first bytes tell. A file that is named like a table and begins otherwise is refused.
 bool holds_table(const std::filesystem::path& path, std::string_view content) {
   constexpr std::array<std::string_view, 4> beginnings = {"PAR1", "PARE", "ARROW1", "\xff\xff\xff\xff"};
   return is_table_name(path) || std::any_of(beginnings.begin(), beginnings.end(),

@@ -43,7 +43,7 @@ std::uint64_t joint_key(const std::vector<TokenDataset>& caches) {
   return hash_text(text);
 }
 
-// Draws so many of `from` by seed and purpose; they keep their order.
+// Draws `count` of `from` by seed and purpose; they keep their order.
 std::vector<std::int64_t> draw(const std::vector<std::int64_t>& from, std::int64_t count, std::uint64_t seed,
                                std::string_view purpose) {
   const auto size = static_cast<std::int64_t>(from.size());
@@ -109,7 +109,7 @@ void JoinedDocuments::count_chosen() {
 JoinedDocuments::Place JoinedDocuments::place(std::int64_t document) const {
   SO_CHECK(document >= 0 && document < counts_.documents, "document {} of {}", document, counts_.documents);
   const std::int64_t at = chosen_ ? (*chosen_)[static_cast<std::size_t>(document)] : document;
-  // Empty caches there are none: the last that begins at or before the place has it.
+  // No cache is empty, so the place is in the last one that begins at or before it.
   const auto next = std::upper_bound(first_.begin(), first_.end(), at);
   const auto cache = static_cast<std::size_t>(next - first_.begin()) - 1;
   return {(*caches_)[cache], at - first_[cache]};

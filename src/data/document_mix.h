@@ -46,8 +46,8 @@ class JoinedDocuments final : public Documents {
 };
 
 struct DocumentMix {
-  // By part: how often an epoch has its documents. 2: each twice; 0.5: half of them, the same in each epoch. Empty: all
-  // once.
+  // For each part, how often an epoch has its documents. 2: each twice; 0.5: half of them, the same in each epoch.
+  // Empty: all once.
   std::vector<double> weights;
   std::vector<std::size_t> files;  // of each part
   // To be held out: below 1 a share of all documents, rounded up, else their number. Unset: none.

@@ -24,8 +24,8 @@ class PythonRefused : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Messages are a line with a number of bytes, and so many bytes. To be used by one thread at a time; a request that is
-// sent has to be read whole by the program before it answers.
+// A message is a line with a number of bytes, and then those bytes. To be used by one thread at a time; a request that
+// is sent has to be read whole by the program before it answers.
 class PythonProcess {
  public:
   static constexpr int no_module = 3;       // the exit code of a program that lacks a module

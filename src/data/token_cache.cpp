@@ -43,7 +43,7 @@ std::uint32_t checksum_of(std::span<const std::int32_t> ids_and_targets) {
   return static_cast<std::uint32_t>(xxh3(std::as_bytes(ids_and_targets)));
 }
 
-// Whether the counts are those of a file of so many bytes; no arithmetic on them overflows.
+// Whether the counts are those of a file of `file_bytes` bytes; no arithmetic on them overflows.
 bool sizes_match(const DatasetCounts& counts, std::uint64_t file_bytes) {
   const std::uint64_t room = file_bytes - sizeof(TokenCacheHeader);
   const auto tokens = static_cast<std::uint64_t>(counts.tokens),

@@ -27,7 +27,7 @@ namespace so {
 // The version of the file's layout alone: the contents of a cache, and so TokenDataset::key(), do not depend on it.
 inline constexpr std::uint32_t kTokenCacheVersion = 3;
 
-// The size of a cache of so many tokens in so many documents.
+// The size of a cache of `tokens` tokens in `documents` documents.
 std::uint64_t token_cache_bytes(std::uint64_t tokens, std::uint64_t documents);
 
 // The fate of a file's records. Counts are of records or tokens; truncated documents are in `documents` too.
@@ -79,7 +79,7 @@ class PieceHash {
 struct TokenCacheInfo {
   std::uint32_t version = 0;
   bool whole = false;  // a header of this version with the right checksum, whose sizes are the file's
-  std::string data;    // the data file it was made from, as far as the header has it; untrusted text
+  std::string data;    // the data file it was made from, as the header names it; untrusted text
   DatasetCounts counts;
 };
 

@@ -16,7 +16,7 @@ constexpr Backend::Reserve cpu_libraries[] = {
 constexpr Backend::Reserve cuda_libraries[] = {{MemoryKind::device, "CUDA libraries (reserve)", std::size_t{256} << 20},
                                                {MemoryKind::pageable, "CUDA libraries", 300'000'000}};
 
-// NCCL's buffers, for two communicators. By its own sizes, and generous: two H100 took a third of it.
+// NCCL's buffers, for two communicators, computed from its own sizes. Generous: two H100 took a third of it.
 constexpr Backend::Reserve nccl_buffers[] = {{MemoryKind::device, "NCCL (reserve)", std::size_t{1} << 30}};
 
 }  // namespace

@@ -34,7 +34,7 @@ struct Backend {
     bool of_bf16 = false;  // only where a model computes in bf16
   };
   std::span<const Reserve> libraries;
-  // Page tables for pinned memory take a byte of the device's own memory for each so many bytes pinned; 0: none.
+  // Pinned bytes for which the device needs one byte of its own memory, for page tables; 0: it needs none.
   std::size_t pinned_per_table_byte;
   std::span<const Reserve> nccl;  // beside them, if ranks use it
 
@@ -72,7 +72,7 @@ const Backend& cpu_backend();
 const Backend& cuda_backend();
 const Backend& backend_of(const Device& device);
 
-// The device's own memory that tables of so many pinned bytes take.
+// The device's own memory for page tables of `pinned` bytes of pinned memory.
 std::size_t page_table_bytes(const Backend& backend, std::size_t pinned);
 // Bytes that are held of the device's own memory.
 std::size_t held_own_memory(Device& device);

@@ -65,7 +65,7 @@ class Event {
   virtual void synchronize() = 0;
   // True once that work has run (or failed); never blocks.
   virtual bool done() const = 0;
-  // Seconds from the point `earlier` recorded last to the point this one did, as the device's clock has it. Both must
+  // Seconds from the point `earlier` recorded last to the point this one did, by the device's clock. Both must
   // be of this device, made with Timing::on, recorded and done, else Bug. Throws the first error of a stream that
   // recorded them. A dry device answers 0.
   virtual double seconds_since(const Event& earlier) const = 0;
@@ -110,7 +110,7 @@ class Device {
   virtual std::string name() const = 0;
   // Its number among the visible ones of its kind.
   virtual int index() const { return 0; }
-  // Makes it the calling thread's device, as CUDA has it: a thread's kernels, streams, events and memory are those of
+  // Makes it the calling thread's device, in CUDA's sense: a thread's kernels, streams, events and memory are those of
   // the thread's current device, which is device 0 until the thread says otherwise. What streams, events and
   // allocations do here begins with this call, and so does what hands out a backend's own handle (cuda_stream(),
   // cpu()), so that any thread may use any device. Cheap and idempotent.

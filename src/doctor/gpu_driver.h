@@ -17,7 +17,7 @@ constexpr std::uint64_t idle = 0x1, application_setting = 0x2, power_cap = 0x4, 
 
 // Each value is absent where the driver does not give it.
 struct DriverGpu {
-  std::string bus = {};  // as sysfs has it
+  std::string bus = {};  // as in sysfs
   std::string name = {};
   std::optional<unsigned> pcie_generation = {},
                           best_pcie_generation = {};  // the best that GPU and slot can do together

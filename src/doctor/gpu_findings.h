@@ -25,7 +25,7 @@ struct Software {
   std::string no_cuda = {};  // why the program has no GPU to use; empty: it has
   int cuda_runtime = 0;      // of this build: 13000 is 13.0; 0: it has none
   std::vector<Library> libraries = {};
-  bool mpi = false;                                        // this build has it
+  bool mpi = false;                                        // this build supports it
   std::optional<std::filesystem::path> mpi_launcher = {};  // mpirun
   std::vector<Folder> folders = {};
 };

@@ -27,7 +27,7 @@ struct PciGpu {
 // NVIDIA's, by bus.
 std::vector<PciGpu> pci_gpus(const MachineFiles& files);
 
-// "00000000:4E:00.0", as NVIDIA's driver has it, in the kernel's form.
+// "00000000:4E:00.0", as NVIDIA's driver writes it, in the kernel's form.
 std::string kernel_bus(std::string bus);
 
 }  // namespace so

@@ -113,7 +113,7 @@ class MetricsLog {
   explicit MetricsLog(const std::filesystem::path& output_directory);
 
   const std::filesystem::path& path() const { return lines_.path(); }
-  void start(std::int64_t step, const RunFacts& facts);  // after so many steps
+  void start(std::int64_t step, const RunFacts& facts);  // `step`: optimizer steps done so far
   void step(const StepMetrics& metrics);
   void evaluation(std::int64_t step, double loss);              // of the weights after `step`
   void samples(std::int64_t step, const SampleTotals& totals);  // of the weights after `step`

@@ -37,8 +37,8 @@ class OwnFiles {
   std::filesystem::path directory_;
 };
 
-// The names of all that lies in `directory`, each after `prefix`: files, and links, which are not followed; of
-// directories what is in them, so many levels down (with 0 they are left out).
+// The names of all files in `directory` and down to `levels` of directories below it, each after `prefix`; links are
+// named and not followed.
 FileNames files_in(const std::filesystem::path& directory, const std::string& prefix = {}, int levels = 2);
 
 // Whether `name` in `directory` is a regular file that no link leads to.

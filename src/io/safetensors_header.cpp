@@ -13,7 +13,7 @@ namespace {
 struct DTypeRow {
   std::string_view name;
   int bits;
-  std::optional<DType> dtype;  // empty: the format has it, the engine does not
+  std::optional<DType> dtype;  // empty: a dtype of the format that the engine does not have
 };
 
 constexpr std::array<DTypeRow, 22> dtype_rows{{

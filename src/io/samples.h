@@ -15,7 +15,7 @@ namespace so {
 inline constexpr std::string_view samples_file = "samples.jsonl";
 
 struct Sample {
-  std::int64_t step = 0;    // of the weights after so many
+  std::int64_t step = 0;    // optimizer steps that the weights had taken
   std::int64_t sample = 0;  // the prompt's number, from 1
   std::string prompt;       // all that the model read
   std::string text;

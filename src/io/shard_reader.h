@@ -31,8 +31,9 @@ class LoadingRing {
   // other is unpacked.
   LoadingRing(Device& device, std::size_t slot_bytes, std::size_t packed_bytes = 0);
 
-  // For a model of so many elements: 2 MiB, where copies to a GPU come near their full speed (a larger ring takes
-  // longer to pin than it saves); less for small models, whose ring stays at a sixteenth of their bf16 weights.
+  // The size of a slot for a model of `elements` elements: 2 MiB, where copies to a GPU come near their full speed (a
+  // larger ring takes longer to pin than it saves); less for small models, whose ring stays at a sixteenth of their
+  // bf16 weights.
   static std::size_t slot_bytes_for(std::int64_t elements);
 
   // Limits on reading threads: the first if tensors are read into the caller's memory, the second if all pass through
@@ -75,8 +76,8 @@ class ShardReader {
     // The elements to be read, if not all; of a tensor that is not quantised.
     std::int64_t first = 0, last = all;  // [first, last)
     static constexpr std::int64_t all = -1;
-    // The caller's memory for the elements to be read, of a tensor that is not quantised: a form that has it is made
-    // there, and does not pass through the ring. Readers write it ahead of the pieces that say so.
+    // The caller's memory for the elements to be read, of a tensor that is not quantised: a form with such memory is
+    // made there, and does not pass through the ring. Readers write it ahead of the pieces that say so.
     float* wide_to = nullptr;
     bf16* narrow_to = nullptr;
   };

@@ -65,7 +65,7 @@ extern "C" void remove_and_end(int signal) {
   ::raise(signal);  // comes when the handler returns
 }
 
-// Where the signal would end the program: who has it ignored or handled knows why.
+// Only where the signal would end the program: whoever ignores or handles it knows why.
 void handle_ending_signals() {
   for (const int signal : ending_signals) {
     struct sigaction now {};

@@ -57,7 +57,7 @@ void put_bytes(std::string& out, std::uint64_t field, std::string_view bytes) {
   out += bytes;
 }
 
-// Event: wall_time = 1 (double), step = 2 (int64; a zero is left out, as proto3 has it), then one of the others.
+// Event: wall_time = 1 (double), step = 2 (int64; proto3 leaves a zero out), then one of the others.
 std::string event_head(double wall_time, std::int64_t step) {
   std::string event;
   put_key(event, 1, Wire::fixed64);

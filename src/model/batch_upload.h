@@ -24,13 +24,13 @@ class BatchUpload {
   // Enqueues the copies and returns views that hold until the next upload() on the same stream. Waits, if it must,
   // until the staging memory of the previous call is free.
   DeviceBatch upload(Stream& stream, const MicroBatch& batch) { return upload(stream, batch, batch.cu_seqlens, 0); }
-  // With a KV cache, documents have more keys than queries: cu_k as AttentionSpans has it. A text that is read in
+  // With a KV cache, documents have more keys than queries: cu_k as in AttentionSpans. A text that is read in
   // pieces has `text_tokens` in the end, by which its rotation goes.
   DeviceBatch upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k,
                      std::int64_t text_tokens);
 
-  // The views of a batch that nobody has filled in, as dry runs work with it: of so many documents, the longest of
-  // `longest` tokens or all there are. `sequence`: the tokens of all slices, if it is one.
+  // The views of a batch that nobody has filled in, for dry runs: of `documents` documents, the longest of `longest`
+  // tokens or all there are. `sequence`: the tokens of all slices, if it is one.
   DeviceBatch largest(std::int64_t tokens, std::int64_t documents, std::int64_t longest, std::int64_t sequence = 0);
 
   // f32 [tokens] on the device, for the losses of the batch uploaded last.

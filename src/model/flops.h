@@ -15,7 +15,7 @@ struct UnitBackward {
   bool runs = true;    // a trained parameter lies in the unit or below it
   double weights = 1;  // the share of the gradients of its matrices that is computed, by FLOPs
 };
-// By unit of the forward pass.
+// One for each unit, in the order of the forward pass.
 std::vector<UnitBackward> unit_backward(const DecoderSpec& spec, const ParameterLayout& layout);
 
 // Model FLOPs of forward and backward over documents of the given lengths (cu_seqlens: documents + 1 offsets):

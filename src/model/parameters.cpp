@@ -175,7 +175,7 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
     const auto place = places.find(name_in(family, role, layer));
     return place == places.end() ? -1 : place->second;
   };
-  // The first of these that there is, which is followed by so many.
+  // A role, and how many parameters from it on are joined.
   struct Stored {
     Role role;
     std::int64_t count = 1;

@@ -25,7 +25,7 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec);
 // The same with what a run says of them; lm_head.weight is another name of a tied embedding. Throws Error.
 std::vector<Parameter> make_parameters(const DecoderSpec& spec, const ParameterRules& rules);
 
-// How many numbers they are, without making the list: a step's report asks for it. By unit, and in all.
+// Parameters by unit, and their sum, without making the list: a step's report asks for it.
 std::vector<std::int64_t> unit_parameter_counts(const DecoderSpec& spec);
 std::int64_t parameter_count(const DecoderSpec& spec);
 

@@ -33,7 +33,7 @@ class YarnRamp {
   float low_, width_;
 };
 
-// The base for sequences of so many positions; the model's own within original_positions.
+// The base for sequences of `positions` positions; the model's own within original_positions.
 double dynamic_theta(const RopeSpec& rope, std::int64_t positions) {
   const auto dim = static_cast<double>(rope.rotary_dim);
   const double share =

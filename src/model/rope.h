@@ -13,8 +13,8 @@ namespace so {
 // more than original_positions tokens: these are a document's of `tokens`.
 std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t tokens);
 
-// [positions, 2, rotary_dim / 2]: cosines, then sines, times the attention factor, for positions 0 .. positions - 1 of
-// a document of so many.
+// [positions, 2, rotary_dim / 2]: cosines, then sines, times the attention factor, for each position of a document of
+// `positions` tokens.
 std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions);
 
 // Which rows of a model's tables a document takes. With longrope that depends on the document's length, so where some
@@ -25,7 +25,7 @@ class RopeRows {
   RopeRows() = default;  // one set of rows for all
   RopeRows(const DecoderSpec& spec, std::int64_t positions);
   std::int64_t count() const { return count_; }  // of one table
-  // The row of position 0 in a document of so many tokens.
+  // The row of position 0 in a document of `tokens` tokens.
   std::int64_t first(std::int64_t tokens) const { return shorter_ > 0 && tokens > shorter_ ? shorter_ : 0; }
   bool differ() const { return shorter_ > 0; }
 

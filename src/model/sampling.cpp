@@ -43,7 +43,7 @@ float kth_largest(std::span<const float> values, std::size_t k) {
 // The k most likely in the order of ids, the lowest ids among equals; those of no probability are left out.
 std::vector<Candidate> candidates(std::span<const float> logits, std::size_t k, double temperature, double top) {
   const float least = k < logits.size() ? kth_largest(logits, k) : -INFINITY;
-  std::size_t ties = k;  // so many of those that equal `least` are kept
+  std::size_t ties = k;  // how many of those that equal `least` are kept
   if (k < logits.size())
     for (const float x : logits) ties -= x > least ? 1 : 0;
   std::vector<Candidate> all;

@@ -19,8 +19,8 @@ struct RankHeads {
 };
 RankHeads rank_heads(const DecoderSpec& spec, int rank, int ranks);
 
-// Throws Error, which names the sizes that would do, unless so many ranks can share the heads equally. `model`: as the
-// user called it.
+// Throws Error, which names the sizes that would do, unless that number of ranks can share the heads equally. `model`:
+// as the user called it.
 void require_sequence_split(const DecoderSpec& spec, int ranks, const std::string& model);
 
 }  // namespace so

@@ -29,8 +29,8 @@ struct AttentionTiles {
 // 8,192 293; left of it any tile with 32,768 or more rows of query heads reaches 474 to 491, with 16,384 381 to 406. So
 // three heads at a time are worth having, which take 1.5 GiB.
 inline constexpr std::int64_t attention_tile_rows = 16384;
-// One document of so many tokens, alone in its batch, is the longest that goes without tiles in the scratch that is
-// planned (ops/ops_memory.cpp); beside others a longer one does too.
+// The longest document, alone in its batch, that needs no tiles in the scratch that is planned (ops/ops_memory.cpp);
+// beside others a longer one does without them too.
 inline constexpr std::int64_t attention_in_tiles_beyond = 49152;
 AttentionTiles attention_tiles(std::int64_t heads, std::int64_t kv_heads, std::int64_t rows = attention_tile_rows);
 

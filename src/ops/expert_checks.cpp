@@ -5,7 +5,7 @@
 namespace so {
 namespace {
 
-// A matrix of the compute dtype with so many rows; its width.
+// Checks that `rows` is a matrix of the compute dtype with `count` rows; returns its width.
 std::int64_t expect_rows(const char* op, const char* argument, const Tensor& rows, std::int64_t count) {
   SO_CHECK(rows.rank() == 2, "{}: {} is {}", op, argument, shape_string(rows.shape()));
   expect_compute_dtype(op, argument, rows.dtype());

@@ -69,7 +69,7 @@ struct AttentionSpans {
   std::int64_t max_q = 0, max_k = 0;  // longest document, in rows
   float scale = 0;                    // multiplies q.k
   bool any_order = false;   // the gradient may be added up in any order, and differ in its last bits each time
-  std::int64_t window = 0;  // a query sees so many keys, its own the last of them; 0: all up to its own
+  std::int64_t window = 0;  // keys that a query sees, its own the last of them; 0: all up to its own
   // T [q heads] or empty: a logit of each head that takes part in every query's softmax and has no value.
   Tensor sinks;
 };

@@ -6,9 +6,9 @@
 
 namespace so {
 
-// What cuBLASLt multiplies on the matrix units of Hopper at their full rate: bf16 matrices whose rows begin at
-// multiples of so many elements, and are multiples of so many long. An odd length runs at an eighth of the rate,
-// another at a third.
+// cuBLASLt multiplies bf16 matrices at the full rate of Hopper's matrix units if their rows begin at multiples of this
+// number of elements and their length is a multiple of it. An odd length runs at an eighth of the rate, another at a
+// third.
 inline constexpr std::int64_t gemm_multiple = 8;
 
 const OpsMemory& cpu_ops_memory();

@@ -70,8 +70,8 @@ struct AdamWStep {
 AdamWStep make_adamw_step(const AdamWHyper& hyper, double lr, double weight_decay, std::int64_t step_number,
                           float grad_scale = 1.0f);
 
-// The step for parameters whose learning rate is `multiplier` times that of the others, as a parameter group of its own
-// has it in PyTorch: step_size and decay, which are in proportion to the learning rate, are multiplied in double and
+// The step for parameters whose learning rate is `multiplier` times that of the others, like a parameter group of its
+// own in PyTorch: step_size and decay, which are in proportion to the learning rate, are multiplied in double and
 // rounded to fp32 again. Throws Bug on a multiplier that is not positive and finite.
 AdamWStep with_lr_multiplier(AdamWStep step, double multiplier);
 
@@ -112,7 +112,7 @@ void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, Adam
 // thread flushes subnormals.
 ParallelWork adamw_update_work(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in,
                                AdamWState out, WeightSpan weights = {});
-// By all threads of the pool. Blocks until done.
+// The same by all threads of the pool. Blocks until done.
 void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
                            AdamWStateView in, AdamWState out, WeightSpan weights = {});
 

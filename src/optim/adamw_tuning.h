@@ -13,7 +13,7 @@ struct AdamWTuning {
   static constexpr std::int64_t least_tile = 1 << 10, most_tile = 1 << 22, most_prefetch = 1 << 14;
 
   std::int64_t tile = 1 << 13;  // elements that a thread takes at a time
-  std::int64_t prefetch = 0;    // what is read so many elements ahead is fetched into the cache; 0: nothing is
+  std::int64_t prefetch = 0;    // elements ahead of the update that are prefetched into the cache; 0: none
 
   bool operator==(const AdamWTuning&) const = default;
   bool usable() const {

@@ -48,9 +48,9 @@ class EngineOps {
  public:
   virtual ~EngineOps() = default;
 
-  // On a GPU grad_stats() takes two kernels for so many gradients, whose arguments are 2 KB.
+  // Gradients that grad_stats() searches in two kernels on a GPU; their arguments are 2 KB.
   static constexpr int stats_at_a_time = 64;
-  // Bytes of scratch that grad_stats() needs for a gradient of so many elements.
+  // Bytes of scratch that grad_stats() needs for a gradient of `elements` elements.
   static std::size_t stats_scratch(std::int64_t elements);
   // *out = stats of grad, the sum in a fixed order, the same on every device, for each of `gradients`, which have one
   // format. scratch: u8, at least the sum of their stats_scratch(), aligned to GradStats.

@@ -24,7 +24,7 @@ enum class Toggle : std::uint8_t { automatic, on, off };
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
 enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSide (offload/schedule/schedule.h)
 enum class ProfileUse : std::uint8_t { cached, fresh };  // the machine's rates: of an earlier run, or measured now
-// When a run evaluates, or saves a checkpoint, beside its end: never, every so many steps, after each epoch.
+// When a run evaluates, or saves a checkpoint, beside its end: never, every N steps, after each epoch.
 enum class Cadence : std::uint8_t { no, steps, epoch };
 // The two names that Hugging Face has for the loss of an evaluation.
 enum class EvaluationMetric : std::uint8_t { eval_loss, loss };
@@ -35,7 +35,7 @@ enum class RopeExtension : std::uint8_t {
   none,       // with the model's own rotation
   linear,     // every frequency is divided by the factor
   yarn,       // slow frequencies are [YaRN, Peng et al. 2023]
-  dynamic,    // for those who use the model; within the positions that config.json has it changes nothing
+  dynamic,    // for those who use the model; within config.json's positions it changes nothing
 };
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 

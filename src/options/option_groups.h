@@ -133,7 +133,8 @@ void check_cpu_threads(const ThreadOption& options, int usable);
 // Refuses groups of ranks that the ranks cannot be cut into.
 void check_ranks(const RankOptions& options);
 
-// Refuses an --offload_ratio that --offload_optimizer none leaves nothing to split, and what so many ranks cannot do.
+// Refuses an --offload_ratio that --offload_optimizer none leaves nothing to split, and what that number of ranks
+// cannot do.
 void check_placement(const PlacementOptions& options, const OptionOrigins& origins, int ranks);
 
 // Where defaults come from; docs/command-line.md says which programs these are.

@@ -55,7 +55,7 @@ void add_model_and_data(OptionTable<O>& t) {
       .elsewhere("eval_file");
   t.add("validation_split", &O::validation_split,
         "Hold out records of data, drawn by seed, and report their loss, in place of eval_data: below 1 a share of "
-        "them, else so many")
+        "them, else a number")
       .above(0)
       .at_most(1e12)
       .or_else(0.0, "none")
@@ -120,8 +120,8 @@ void add_length(OptionTable<O>& t) {
       .default_from(trainer)
       .affects_later_steps();
   t.add("max_skipped_steps", &O::max_skipped_steps,
-        "Stop the run, with exit code 1, when so many optimizer steps in a row were skipped because gradients were not "
-        "finite; nothing is saved then")
+        "Stop the run, with exit code 1, after N skipped optimizer steps in a row, whose gradients were not finite; "
+        "nothing is saved then")
       .unit("steps")
       .at_least(1)
       .or_else(std::int64_t{0}, "never stop")
@@ -204,12 +204,12 @@ void add_saving(OptionTable<O>& t) {
         "When checkpoints are saved, beside the one at the end: every save_steps, after each epoch, or never")
       .default_from(trainer)
       .elsewhere("saves_per_epoch");
-  t.add("save_steps", &O::save_steps, "Checkpoint every so many optimizer steps, and at the end")
+  t.add("save_steps", &O::save_steps, "Checkpoint every N optimizer steps, and at the end")
       .unit("steps")
       .at_least(1)
       .or_else(std::int64_t{0}, "only at the end")
       .default_from(trainer);
-  t.add("save_total_limit", &O::save_total_limit, "Keep only so many newest checkpoints")
+  t.add("save_total_limit", &O::save_total_limit, "Keep only the N newest checkpoints")
       .at_least(1)
       .or_else(std::int64_t{0}, "all")
       .default_from(trainer);
@@ -239,7 +239,7 @@ void add_saving(OptionTable<O>& t) {
 
 void add_logging(OptionTable<O>& t) {
   t.group("Logging and evaluation");
-  t.add("log_interval", &O::log_interval, "Log every so many optimizer steps")
+  t.add("log_interval", &O::log_interval, "Log every N optimizer steps")
       .unit("steps")
       .at_least(1)
       .default_from(script)
@@ -251,7 +251,7 @@ void add_logging(OptionTable<O>& t) {
       .default_from(ours)
       .also("evaluation_strategy")
       .elsewhere("evals_per_epoch");
-  t.add("eval_steps", &O::eval_steps, "Evaluate on eval_data every so many optimizer steps, and at the end")
+  t.add("eval_steps", &O::eval_steps, "Evaluate on eval_data every N optimizer steps, and at the end")
       .unit("steps")
       .at_least(1)
       .or_else(std::int64_t{0}, "only at the end")
@@ -266,7 +266,7 @@ void add_logging(OptionTable<O>& t) {
       .default_from(trainer)
       .elsewhere("greater_is_better");
   t.add("early_stopping_patience", &O::early_stopping_patience,
-        "Stop after so many evaluations in a row without a better loss than the best before them")
+        "Stop after N evaluations in a row without a better loss than the best before them")
       .unit("evaluations")
       .at_least(1)
       .or_else(std::int64_t{0}, "never")
@@ -285,7 +285,7 @@ void add_logging(OptionTable<O>& t) {
       .metavar("FILE")
       .default_from(ours);
   t.add("sample_steps", &O::sample_steps,
-        "Generate every so many optimizer steps; and at the end, and before the first step, to compare with what the "
+        "Generate every N optimizer steps; and at the end, and before the first step, to compare with what the "
         "model said before")
       .unit("steps")
       .at_least(1)

@@ -106,7 +106,7 @@ struct TrainOptions : RunFileOptions,
 
 const OptionTable<TrainOptions>& train_option_table();
 
-// Whether what is done at `cadence`, of `every` so many steps, is due after `step`.
+// Whether an action with this cadence, where it counts every `every` steps, is due after `step`.
 bool is_due(Cadence cadence, const std::optional<std::int64_t>& every, std::int64_t step, bool ends_epoch);
 
 // Refuses combinations that no single row can: required options missing, eval_steps without eval_data, ...

@@ -43,7 +43,7 @@ class StrictScan {
     fail("{}:{}: not YAML: {}", name_, line + 1, fmt::format(text, std::forward<Args>(args)...));
   }
 
-  // Lines end as YAML 1.2 has it. libyaml counts characters, not bytes.
+  // Lines end as in YAML 1.2. libyaml counts characters, not bytes.
   void find_lines() {
     line_starts_.push_back(0);
     for (std::size_t i = 0; i < text_.size(); ++i) {

@@ -76,8 +76,8 @@ bool is_near(const FreeCores& node, const Cpus& near) {
                      [&](const Cpus& core) { return std::binary_search(near.begin(), near.end(), core.front()); });
 }
 
-// The node that a rank takes cores from next, of which it needs so many: the fullest one that has them all, else the
-// one with the most. Those near its GPU come first. There is one with a free core.
+// The node from which a rank takes its next cores: the fullest one that has all it needs, else the one with the most.
+// Those near its GPU come first. There is one with a free core.
 FreeCores& next_node(std::vector<FreeCores>& nodes, std::size_t needed, const Cpus& near) {
   const auto better = [&](const FreeCores& a, const FreeCores& b) {
     if ((a.left() > 0) != (b.left() > 0)) return a.left() > 0;

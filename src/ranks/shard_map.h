@@ -25,7 +25,7 @@ class ShardMap {
   std::int64_t elements() const { return elements_; }
   Slice slice(int rank) const;
   int owner(std::int64_t element) const;  // of one that there is
-  // By rank, as collectives take them; holds while the map lives.
+  // For each rank, as collectives take them; valid while the map lives.
   std::span<const std::int64_t> counts() const { return counts_; }
 
  private:

@@ -39,7 +39,7 @@ void together(Communicator& ranks, const std::function<void()>& body);
 // Calls `body` on rank 0 alone; every rank returns its text, or throws its failure.
 std::string on_first_rank(Communicator& ranks, const std::function<std::string()>& body);
 
-// While it lives, collectives of this communicator wait for at least so many seconds.
+// While it lives, collectives of this communicator wait at least `seconds`.
 class TimeLimitAtLeast {
  public:
   TimeLimitAtLeast(Communicator& ranks, double seconds) : ranks_(ranks), before_(ranks.least_time_limit()) {

@@ -209,7 +209,7 @@ void add_facts(ordered_json& out, const RecordedRun& run) {
   if (facts.overlap) out["planned_parts"] = to_json(*facts.overlap);
 }
 
-// At most so many bytes, cut where a character begins.
+// At most `most` bytes, cut where a character begins.
 std::string cut(const std::string& text, std::size_t most) {
   if (text.size() <= most) return text;
   while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;

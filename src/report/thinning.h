@@ -16,7 +16,7 @@ struct Series {
   }
 };
 
-// The same line where it is drawn in so many columns: of each the first and last point, the least and the greatest, and
+// The same line for a drawing of `columns` columns: of each the first and last point, the least and the greatest, and
 // one that is not finite if there is any. At most five points a column; a series that has no more comes back whole. `x`
 // and `y` are of one length.
 Series thinned(std::span<const double> x, std::span<const double> y, std::size_t columns);

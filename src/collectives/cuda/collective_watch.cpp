@@ -47,7 +47,7 @@ void CollectiveWatch::write(Stream& stream, Word word, const Collective& collect
               static_cast<std::uint32_t>(collective.number));
 }
 
-// The word has the low half of a number, and so many collectives are never under way that this were not enough.
+// The word has the low half of a number, which is enough: far fewer collectives are ever under way.
 bool CollectiveWatch::has(Word word, const Collective& collective) const {
   const std::uint32_t beyond = words_.at(static_cast<int>(word)).load() - static_cast<std::uint32_t>(collective.number);
   return static_cast<std::int32_t>(beyond) >= 0;

@@ -7,10 +7,10 @@
 // before it uses a place again. Sending has a stream of its own, so that pieces go both ways at once. Short messages
 // share a piece, since the copy out of it is a kernel, which has to wait for its turn beside others.
 //
-// Gathers need no pieces where the memory that they come to is shared: a rank says in a word that its memory
-// may be written for so many gathers, the others copy their slices to where they belong, and say for how many they
-// have. Nor does what is reduced: it is added up where it arrives, in memory that two exchanges have in turn, and when
-// that is done the receiver says so.
+// Gathers need no pieces where the memory that they come to is shared: a rank says in a word for how many gathers its
+// memory may be written, the others copy their slices to where they belong, and say for how many they have. Nor does
+// what is reduced: it is added up where it arrives, in memory that two exchanges have in turn, and when that is done
+// the receiver says so.
 #include <algorithm>
 #include <memory>
 #include <optional>

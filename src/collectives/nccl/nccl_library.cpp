@@ -49,7 +49,7 @@ LoadedNccl load_nccl() {
   // Multicast adds in the switch, in an order that is not the ranks', so nothing here would use it, and its buffers
   // take memory. NCCL reads this when it makes its first communicator.
   setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // By the loader's own search, and then where the build found it.
+  // First the loader's own search, then where the build found it.
   const std::array<const char*, 2> names = {"libnccl.so.2", SO_NCCL_LIBRARY};
   void* library = nullptr;
   for (const char* const name : names) {

@@ -14,7 +14,7 @@ OptionTable<AnswerOptions> make_rows() {
       .at_most(1e6)
       .or_else(0.0, "greedy")
       .default_from(ours);
-  t.add("top_k", &O::top_k, "Sample from so many most probable tokens")
+  t.add("top_k", &O::top_k, "Sample from the N most probable tokens")
       .at_least(1)
       .or_else(std::int64_t{0}, "all")
       .default_from(ours);

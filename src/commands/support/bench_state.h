@@ -23,7 +23,7 @@ class BenchState {
   virtual void require_updates(Stream&) {}
 };
 
-// The engine, as training has it; a collective of the ranks, which must outlive it.
+// The engine, as in training. A collective of the ranks, which must outlive it.
 std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, Communicator& ranks, const ParameterLayout& layout,
                                               const EngineSettings& settings);
 // Weights, and gradients of what is trained, alone. No step changes anything.

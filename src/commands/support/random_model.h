@@ -20,7 +20,7 @@ void randomize(OffloadEngine& engine, const DecoderSpec& spec, ThreadPool& pool,
 // `documents` documents of `length` uniformly random tokens; every token's target is the next one of its document.
 MicroBatch random_batch(const DecoderSpec& spec, std::int64_t documents, std::int64_t length, std::uint64_t seed);
 
-// Steps of the same micro-batch so many times; each of the ranks has one of this size.
+// Every step is the same micro-batch, repeated; each rank has one of this size.
 class RepeatedBatch final : public BatchSource {
  public:
   // `ranks`: those that have batches of their own, where those that split one count as one; `sequence`: which slice of

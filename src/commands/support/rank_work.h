@@ -53,7 +53,7 @@ struct RankSeat {
 // ranks if some have no GPU, several have one (but where --collectives p2p or host lets them), or the way of
 // collectives is not there. On one rank this leaves the device to the runtime. A collective.
 RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& options);
-// Threads of a rank that was asked for so many: 0 leaves the number to the runtime.
+// Threads of a rank that was `asked` for a number; 0 leaves it to the runtime.
 int rank_threads(const Communicator& ranks, const RankSeat& seat, int asked);
 
 // The program's version, and the options that must be the same on every rank: all but those that concern a rank alone.

@@ -31,7 +31,7 @@ struct RenderedChat {
   std::string text() const;
 };
 
-// Reads what the Python program answers. Throws Error unless it is an answer for so many records.
+// Reads what the Python program answers. Throws Error unless it answers for `records` records.
 std::vector<RenderedChat> parse_rendered(std::string_view json, std::size_t records);
 
 // Any number of threads may render at once, each with a process of its own, which is started when it is needed and ends

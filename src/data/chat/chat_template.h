@@ -32,7 +32,7 @@ std::optional<ChatTemplate> find_chat_template(const std::filesystem::path& dire
 // What --chat_template gives instead.
 struct GivenTemplate {
   ChatTemplate chat;
-  bool is_own = false;              // the program has it: a document's first token has to be put before it
+  bool is_own = false;              // one of the program's: a document's first token has to be put before it
   std::vector<std::string> tokens;  // special ones that it needs; the last of them ends a turn
 };
 

@@ -1,6 +1,6 @@
 """Renders chat templates with Jinja2 for the program, of which this text is a part; it is not meant to be run by hand.
 
-Requests come on standard input and answers go to standard output, each a line with a number of bytes and then so many
+Requests come on standard input and answers go to standard output, each a line with a number of bytes and then those
 bytes of JSON.
 
 The first request sets the template up:

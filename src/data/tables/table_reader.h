@@ -42,7 +42,7 @@ class TableReader {
   TableReader& operator=(const TableReader&) = delete;
 
   // The next rows, at most `rows` and no more once they have `bytes`; false at the end. They view memory that holds
-  // until the next call. While they are worked with, the next so many are read, from the second call on.
+  // until the next call. From the second call on, the next block is read meanwhile.
   bool next(std::vector<RawRecord>& block, std::size_t rows, std::size_t bytes);
 
   std::uint64_t rows();                  // of the whole file; before the first next()

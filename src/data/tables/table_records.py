@@ -1,7 +1,7 @@
 """Reads Parquet and Arrow files with pyarrow for the program, of which this text is a part; it is not meant to be run by
 hand.
 
-Requests come on standard input and answers go to standard output, each a line with a number of bytes and then so many
+Requests come on standard input and answers go to standard output, each a line with a number of bytes and then those
 bytes. A request is JSON:
   {}                                               answered by {}, once pyarrow is there
   {"open": PATH, its bytes as hexadecimal digits, "keys": [NAME...]}  answered by {"unread": [NAME...]}: columns that
@@ -32,7 +32,7 @@ except ImportError:
     sys.exit(NO_PYARROW)
 library_holes.end_if(library_holes.of_pyarrow())
 
-# A file's rows are taken from it in parts of about so many bytes, so that memory does not grow with the file.
+# A file's rows are read in parts of about this size, so that memory does not grow with the file.
 PART_BYTES = 4 << 20
 PART_ROWS = 4096
 

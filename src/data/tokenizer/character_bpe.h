@@ -1,4 +1,4 @@
-// BPE on characters with byte fallback, as models of SentencePiece have it in tokenizer.json (Llama 2, Mistral, Phi-3,
+// BPE on characters with byte fallback, as in the tokenizer.json of SentencePiece models (Llama 2, Mistral, Phi-3,
 // Gemma): the model's word is a whole text, since these files have no pre-tokenizer that cuts it.
 #pragma once
 

@@ -4,7 +4,7 @@
 namespace so {
 
 enum class SpecialTokens {
-  parsed,   // it is the special token, as transformers has it by default
+  parsed,   // it is the special token, transformers' default
   as_text,  // it is text like any other, as with transformers' split_special_tokens
 };
 

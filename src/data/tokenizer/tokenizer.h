@@ -50,7 +50,7 @@ class Tokenizer {
                                    SpecialTokens special = SpecialTokens::parsed, ThreadPool* pool = nullptr) const;
 
   // encode(text, false); and for each byte of the text at `places`, which ascend, the index of the token that holds it,
-  // as the library's char_to_token has it. Where the text is changed before it is split (NFC), that is where the text
+  // as the library's char_to_token gives it. Where the text is changed before it is split (NFC), that is where the text
   // up to there alone would end.
   std::vector<std::int32_t> encode_with_places(std::string_view text, std::span<const std::size_t> places,
                                                std::vector<std::size_t>& tokens) const;

@@ -17,7 +17,7 @@ struct Loaded {
 
 Loaded load() {
   Loaded loaded;
-  // By the loader's own search, and then where the build found it.
+  // First the loader's own search, then where the build found it.
   const std::array<std::string, 2> names = {fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR), SO_CUBLASLT_LIBRARY};
   void* library = nullptr;
   for (const std::string& name : names) {

@@ -12,8 +12,8 @@ namespace so {
 // of its own and at least shareable_bytes long (device/gpu_place.h). It must outlive what they map.
 std::string share_memory(const Buffer& memory);
 
-// Another rank's buffer, as the thread's current device sees it. Ranks that are threads of one process have it as it
-// is, and must have one device.
+// Another rank's buffer, as the thread's current device sees it. Ranks that are threads of one process use the
+// buffer itself, and must share one device.
 class PeerMemory {
  public:
   // Throws Error where the driver cannot map it.

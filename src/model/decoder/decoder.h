@@ -92,7 +92,7 @@ class Decoder {
                       KvCache* cache) const;
 
   const DecoderSpec& spec() const;
-  // By unit; see the free function of this name.
+  // For each unit; see the free function of this name.
   std::vector<bool> remade_inputs() const;
 
  private:

@@ -25,8 +25,8 @@ std::string_view name_of(Keep keep);
 // Returns what each layer keeps if `keep` is asked for (empty: all of all layers). Layers below the first trained unit
 // have no backward pass and count as Keep::input. The lowest layer with one keeps at least its input.
 std::vector<Keep> kept_by_layer(const std::vector<Keep>& keep, std::int64_t layers, int first_trained_unit);
-// By unit, whether its input is made again in backward (offload/schedule/pass_order.h), given kept_by_layer(); empty if
-// none is.
+// For each unit, whether its input is made again in backward (offload/schedule/pass_order.h), given kept_by_layer();
+// empty if none is.
 std::vector<bool> remade_inputs(const std::vector<Keep>& kept);
 // Counts the layers that keep their input in host memory, given what each layer keeps.
 int kept_on_host(const std::vector<Keep>& keep);

@@ -51,7 +51,7 @@ void for_each_tile(std::int64_t tokens, std::int64_t rows, const Body& body) {
 // Acquires a tensor if it is empty.
 void acquire_if_empty(Arena& arena, Tensor& tensor, const char* name, DType dtype,
                       std::initializer_list<std::int64_t> shape);
-// Returns so many bytes; an empty tensor for none.
+// Returns a tensor of `bytes` bytes; an empty one for 0.
 Tensor acquire_bytes(Arena& arena, std::string_view name, std::size_t bytes);
 // Returns a matrix in memory that is of no other use by now, if it fits there; else from the arena.
 Tensor in_room(Arena& arena, const char* name, DType dtype, std::int64_t rows, std::int64_t columns, Tensor room);

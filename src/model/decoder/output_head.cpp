@@ -94,7 +94,7 @@ void OutputHead::forward_backward(const DecoderPass& pass, GradientSink& gradien
     ops.linear_cross_entropy(stream, loss);
   };
   if (tile > 0 && n > tile) {
-    // A bf16 sum over so many chunks of logits would lose what each adds.
+    // A bf16 sum over all chunks of logits would lose what each adds.
     const Joined head{index.lm_head, 1};
     TiledGradients sum(gradients, arena, {&head, 1});
     project(sum);

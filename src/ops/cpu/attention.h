@@ -6,7 +6,7 @@
 // rather than more. Tasks are cut by document, key head and block, from the shapes alone; no two tasks write the same
 // memory, and sums within one run in a fixed order. Blocks outside the window are not looked at.
 //
-// A sink is one more term of a query's sum of exponentials, added when its keys are done. Since lse has it, backward
+// A sink is one more term of a query's sum of exponentials, added when its keys are done. lse includes it, so backward
 // goes as without one; the sink's own probability is exp(sink - lse), and its value 0, so its score's gradient is
 // exp(sink - lse) (0 - delta), delta being rowsum(dout out).
 #pragma once

@@ -22,7 +22,7 @@ constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_di
 // the same reason no side is cut below `min_side`.
 constexpr std::int64_t tile_flops = 250'000'000;
 constexpr std::int64_t min_side = 192;
-// bf16 operands are widened so many inner elements at a time, so that the copies stay in the cache.
+// Inner elements of bf16 operands that are widened at a time, so that the copies stay in the cache.
 constexpr std::int64_t inner_block = 512;
 // A thread keeps no more floats than this for a tile, fp32 copies of both operands and sums that C cannot hold. Without
 // a limit products over few tokens would take tens of megabytes a thread.

@@ -1,6 +1,6 @@
 // Matrix products of one thread, which the products of gemm.h and attention are cut into. On x86-64 they are oneDNN's
-// (onednn/), elsewhere simd_sgemm.h's (no_onednn/): oneDNN 2.6, as Debian 12 has it for 64-bit Arm, multiplies there
-// without vector instructions.
+// (onednn/), elsewhere simd_sgemm.h's (no_onednn/): Debian 12's oneDNN 2.6 multiplies without vector
+// instructions on 64-bit Arm.
 #pragma once
 
 #include <cstdint>

@@ -134,7 +134,7 @@ Together together(const AttentionCall& call, std::size_t first, std::size_t coun
 // Tiles that are worth their launches, down to what tests have scratch for.
 constexpr std::int64_t least_tile_rows = 128;
 
-// The largest tiles that fit into the call's scratch, for documents of so many tokens; none: no tiles do.
+// The largest tiles that fit into the call's scratch for documents of up to `longest` tokens; none if no tiles do.
 std::optional<AttentionTiles> tiles_that_fit(const AttentionCall& call, std::int64_t longest) {
   const auto room = static_cast<std::int64_t>(call.scratch_bytes());
   AttentionTiles tiles = attention_tiles(call.q->heads, call.k->heads);

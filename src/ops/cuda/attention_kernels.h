@@ -55,7 +55,7 @@ inline bool hopper_attention_takes_narrow(const AttentionArguments& a) {
   return a.head_dim == 64 && a.window <= 129 && a.heads / a.kv_heads >= 3;
 }
 void hopper_attention_grad_narrow(cudaStream_t stream, const AttentionArguments& a, int multiprocessors);
-// The forward pass is faster too, where the query heads of a key head are so many, or a multiple.
+// The forward pass is faster too where the query heads of a key head are a multiple of this.
 inline constexpr int narrow_forward_heads = 8, narrow_forward_window = 129;
 inline bool hopper_attention_takes_narrow_forward(const AttentionArguments& a) {
   return a.head_dim == 64 && a.window <= narrow_forward_window && a.heads / a.kv_heads % narrow_forward_heads == 0;

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(threads)
   partial[static_cast<std::int64_t>(blockIdx.x) * a.heads + head] = sum;
 }
 
-// f<LANES>() with the lanes that read a head of so many pieces at once.
+// f<LANES>(), where LANES lanes read all pieces of a head at once.
 template <class F>
 void with_lanes(int pieces, F&& f) {
   if (pieces <= 8) return f.template operator()<8>();

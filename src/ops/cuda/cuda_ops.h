@@ -60,7 +60,7 @@ class CudaOps final : public Ops {
  private:
   // The stream as CUDA's. Bug if it is another device's, or another stream than the first call's.
   cudaStream_t enter(Stream& stream);
-  // `bytes` of the shared scratch, for the op being enqueued. Bug if there are not so many.
+  // `bytes` of the shared scratch, for the op being enqueued. Bug if the scratch is smaller.
   template <class T>
   T* scratch(std::size_t count) const {
     return static_cast<T*>(scratch_bytes(count * sizeof(T)));

@@ -5,8 +5,8 @@
 
 namespace so::kernel {
 
-// The last of the experts that begin at or before the row: the one that has it. A few reads that hit the L1 cache,
-// where the way by pairs would be two that do not.
+// The expert whose row it is: the last one that begins at or before it. This takes a few reads that hit the L1 cache;
+// to look it up by pairs would take two that do not.
 __device__ inline int expert_of(const std::int32_t* offsets, int experts, std::int64_t row) {
   int low = 0, high = experts;
   while (high - low > 1) {

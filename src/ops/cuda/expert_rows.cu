@@ -14,14 +14,14 @@ using namespace kernel;
 constexpr int threads = 256, warps = threads / warp;
 constexpr int ahead = 4;  // accesses of a thread that are on their way at a time
 
-// Threads of a block for rows of so many packs: as few idle ones as possible in `threads` at most.
+// Threads of a block for rows of `packs` packs, at most `threads`, with as few idle ones as possible.
 int row_threads(std::int64_t packs) {
   const std::int64_t rounds = (packs + threads - 1) / threads;
   return static_cast<int>(((packs + rounds - 1) / rounds + warp - 1) / warp * warp);
 }
 
-// By token, not by row: a token's row is read once and written to each of its places. Grid: x over tokens, y over
-// pieces of a row.
+// A thread block has a token, not a row: the token's row is read once and written to each of its places. Grid: x over
+// tokens, y over pieces of a row.
 template <class T, int N>
 __global__ void __launch_bounds__(threads)
     gather_kernel(T* out, const T* x, const std::int32_t* rows, std::int64_t width, int choices) {

@@ -152,7 +152,7 @@ HWY_INLINE void update_two(D d, const AdamWStep& s, const Streams<G, M, W, S>& x
   store_two<kStores != kCached>(d, p, p1, x.w);
 }
 
-// Fetches the lines of so many elements.
+// Prefetches the cache lines of these elements.
 template <class T>
 HWY_INLINE void prefetch_lines(const T* from, std::size_t elements) {
   constexpr std::size_t line = 64;
@@ -160,8 +160,8 @@ HWY_INLINE void prefetch_lines(const T* from, std::size_t elements) {
   for (std::size_t i = 0; i < elements * sizeof(T); i += line) hwy::Prefetch(bytes + i);
 }
 
-// Fetches what the update of so many elements will read. Nothing is read beyond the arrays' ends, since a prefetch is a
-// hint that may name any address.
+// Prefetches what the update of these elements will read. A prefetch is a hint that may name any address, so nothing is
+// read beyond the arrays' ends.
 template <class G, class M, class W, class S>
 HWY_INLINE void prefetch(const Streams<G, M, W, S>& x, std::size_t ahead, std::size_t elements) {
   prefetch_lines(x.g + ahead, elements);

@@ -15,8 +15,7 @@
 #include "base/process_limits.h"
 
 #if DNNL_CPU_THREADING_RUNTIME != DNNL_RUNTIME_OMP && DNNL_CPU_THREADING_RUNTIME != DNNL_RUNTIME_SEQ
-#error \
-    "this oneDNN is built for TBB or an outside thread pool: install one built for OpenMP, as Debian and Ubuntu have it"
+#error "this oneDNN is built for TBB or an outside thread pool: install one built for OpenMP, as in Debian and Ubuntu"
 #endif
 
 namespace so::products {
@@ -36,8 +35,8 @@ void use_one_thread() {
 #endif
 }
 
-// Version 2's products on AMX have ended in an illegal instruction where the inner size is odd (seen with 2.6, as
-// Debian 12 has it, on a Xeon of 2023), so it is kept to AVX-512. Before anything of the library is used.
+// Version 2's products on AMX have ended in an illegal instruction where the inner size is odd (seen with 2.6 of
+// Debian 12 on a Xeon of 2023), so it is kept to AVX-512. Before anything of the library is used.
 void choose_instructions() {
 #if DNNL_VERSION_MAJOR < 3
   static const bool done = [] {

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(threads, 1) attention_grad_narrow_kernel(Atten
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / group_threads, 0);
   const int lane = static_cast<int>(threadIdx.x) % warp;
 
-  // By two of the groups: `thread` is from 0 to 255, or less for the third.
+  // Two of the groups do this: `thread` is from 0 to 255, or less for the third.
   const auto fetch_keys = [&](int tile, int thread) {
     if (thread < 0) return;
     copy_two(shared.keys[tile % key_slots][0], a.k, a.v, d.q_begin + tile * side, kv_head, d.q_count - tile * side,

@@ -9,7 +9,7 @@ namespace so::hopper {
 
 inline constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
 
-// By the special function unit.
+// 2^x on the special function unit.
 __device__ inline float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
