@@ -23,7 +23,7 @@ class ModelExport {
               const std::filesystem::path& destination, std::uint64_t max_shard_bytes = default_max_shard_bytes,
               const HfDirectory::CopyFailure& on_failure = {});
 
-  // Writes what this rank has of the bucket. Throws Divergence if a weight is not finite.
+  // Writes this rank's slice of the bucket. Throws Divergence if a weight is not finite.
   void write_bucket(const Bucket& bucket);
   void finish();  // every bucket was written: completes the files
   // Returns the checksums of the weight files. Call it after finish(), with one rank only.

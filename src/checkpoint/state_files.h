@@ -20,7 +20,7 @@ class StateFiles {
   StateFiles(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
              const std::filesystem::path& destination, std::int64_t step, bool only_model = false);
 
-  // Writes what this rank has of the bucket. Throws Divergence if it is not finite.
+  // Writes this rank's slice of the bucket. Throws Divergence if it is not finite.
   void write_bucket(const Bucket& bucket);
   // Every bucket was written: completes the files.
   void finish();

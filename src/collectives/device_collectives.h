@@ -1,5 +1,5 @@
 // Collectives on the memory of devices, a rank's each, enqueued on a stream. They give the bits that the Communicator's
-// give: what is added is added in fp32, in rank order, at one place.
+// give: sums are made in fp32, in rank order, at one place.
 #pragma once
 
 #include <cstddef>

@@ -25,7 +25,8 @@ class PeerCollectives final : public DeviceCollectives {
   static std::size_t received_bytes(const CollectiveSizes& sizes, int ranks);
 
  private:
-  // This is what one exchange has of a sum: the elements of its slices from `begin` on, as many as there is room for.
+  // The part of a sum that one exchange carries: the elements of its slices from `begin` on, as many as there is room
+  // for.
   struct Part {
     const SliceSum* sum;
     std::int64_t begin, length;  // length: the longest slice's

@@ -230,7 +230,7 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   return result;
 }
 
-// Brings to every rank what each rank has measured.
+// Brings every rank's measurements to all ranks.
 std::vector<RankSteps> gather_steps(const BenchStepOptions& options, Communicator& ranks, const StepMeasurement& m,
                                     double gemm_rate) {
   RankSteps own;

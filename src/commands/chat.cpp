@@ -86,7 +86,7 @@ class Conversation {
     if (options_.system) messages_.push_back({"system", *options_.system});
   }
 
-  // Prints the answer while it is made. Ctrl-C ends it, and what there is of it stays in the conversation.
+  // Prints the answer while it is made. Ctrl-C ends it, and the text so far stays in the conversation.
   void say(const std::string& text) {
     messages_.push_back({"user", text});
     std::vector<std::int32_t> prompt;

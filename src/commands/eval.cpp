@@ -72,7 +72,7 @@ void complete_eval(EvalOptions& options, OptionOrigins& origins, int launched) {
   check_ranks(options);
 }
 
-// The tokens, and what the ranks must have alike of them.
+// The tokens, and the facts about them in which ranks must agree.
 JoinedDocuments open_records(const EvalOptions& options, std::int64_t max_length, const ModelEncoder& encoder,
                              Runtime& runtime, Communicator& ranks, const SequenceGroups& groups) {
   TemporaryCache temporary;  // for where there is no other place; what was opened is mapped

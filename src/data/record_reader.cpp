@@ -115,7 +115,7 @@ bool RecordReader::next_line(RawRecord& record) {
   return false;
 }
 
-// Only what delimits an element is looked at: strings, brackets, commas. Everything else is the parser's to judge.
+// Looks at strings, brackets and commas only, which delimit an element. The parser judges the rest.
 bool RecordReader::next_element(RawRecord& record) {
   if (closed_) return false;
   skip_whitespace();

@@ -1,4 +1,4 @@
-// The prompts of texts that show what a model has learnt.
+// The prompts of --sample_prompts.
 #pragma once
 
 #include <cstdint>

@@ -68,7 +68,7 @@ std::vector<std::int32_t> ids_of(std::string_view key, const dom::element& value
   return ids;
 }
 
-// Numbers and booleans; those that are not whole stay what they are.
+// Numbers and booleans, as doubles; fractions are kept.
 std::vector<double> numbers_of(std::string_view key, const dom::element& value) {
   const dom::array array = list_of(key, value);
   std::vector<double> numbers;

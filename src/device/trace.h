@@ -26,7 +26,7 @@ std::string_view name_of(TraceKind kind);
 enum class CopyDirection : std::uint8_t { none, host_to_device, device_to_host, device_to_device, host_to_host };
 std::string_view name_of(CopyDirection direction);
 
-// A category says what a piece of work is for. Whoever enqueues work on a CPU stream gives it; a GPU's kernels are
+// The category of a piece of work. Whoever enqueues work on a CPU stream gives it; a GPU's kernels are
 // known by their names alone (device/trace_summary.h).
 enum class WorkCategory : std::uint8_t { by_name, matrix_products, attention, memory_bound };
 

@@ -37,7 +37,7 @@ struct Nvml {
   int (*handle)(unsigned, NvmlDevice*) = nullptr;
   int (*name)(NvmlDevice, char*, unsigned) = nullptr;
   int (*pci)(NvmlDevice, NvmlPci*) = nullptr;
-  // A driver may lack these: then what they say is not known.
+  // Unknown where the driver lacks these functions.
   int (*generation)(NvmlDevice, unsigned*) = nullptr;
   int (*best_generation)(NvmlDevice, unsigned*) = nullptr;
   int (*lanes)(NvmlDevice, unsigned*) = nullptr;

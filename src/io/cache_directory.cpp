@@ -17,7 +17,7 @@ namespace {
 
 constexpr mode_t by_others = S_IWGRP | S_IWOTH;
 
-// Why what is there is not this user's alone; empty: it is.
+// Why this file or directory is not this user's alone; empty: it is.
 std::string not_own(const struct stat& status) {
   if (status.st_uid != ::geteuid())
     return fmt::format("it belongs to user {}, this is user {}", status.st_uid, ::geteuid());

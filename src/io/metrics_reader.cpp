@@ -47,7 +47,7 @@ std::string text_in(const Json& object, const char* key) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-// 0 for what no such count is.
+// 0 if it is no such count.
 std::uint64_t count_in(const Json& object, const char* key) {
   const double value = number_in(object, key);
   return value >= 0 && value < 9e18 ? static_cast<std::uint64_t>(value) : 0;

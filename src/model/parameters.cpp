@@ -13,8 +13,8 @@ struct Shape {
   std::vector<std::int64_t> dims;
 };
 
-// Returns what each role is in a layer. The order of roles in a family's table must keep joined groups together;
-// ParameterLayout::view checks it.
+// Returns the shape of a role's parameter in a layer. The order of roles in a family's table must keep joined groups
+// together; ParameterLayout::view checks it.
 Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   const auto q = s.q_width(), kv = s.kv_width(), h = s.hidden, f = s.intermediate;
   const ExpertSpec& x = s.experts;

@@ -35,7 +35,7 @@ struct Joined {
   explicit operator bool() const { return first >= 0; }
 };
 
-// Where in that list the decoder finds what it computes with; what a layer has not is empty.
+// Where in that list the decoder finds the parameters that it computes with; those that a layer lacks are empty.
 struct ParameterIndex {
   struct Layer {
     Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, attention_output_norm, mlp_norm;

@@ -120,7 +120,7 @@ class OpsMemory {
   // Bytes of device scratch for attention() and attention_grad(); 0: none, pass an empty tensor.
   virtual std::size_t attention(const AttentionSize&) const = 0;
   virtual std::size_t attention_grad(const AttentionSize&) const = 0;
-  // With more than the least, attention_grad() may do more at a time; what goes beyond this is of no use.
+  // With more than the least, attention_grad() may do more at a time; more than this is of no use.
   virtual std::size_t attention_grad_most(const AttentionSize&) const = 0;
   // The dtype in which linear_cross_entropy() keeps its logits, given T, and the elements from a row of them to the
   // next.

@@ -1,5 +1,5 @@
-// A RunRequest holds what a run is asked for. It is made once from a command's options, when the DeepSpeed file has
-// been applied and what the model says is known. The planner reads this and nothing else of the options.
+// The request of a run: what its options ask for, once the DeepSpeed file has been applied and the model is known. The
+// planner reads this and none of the options.
 #pragma once
 
 #include <type_traits>

@@ -1,7 +1,7 @@
 // The ranks of a run and what they tell each other. A rank is a process with a device of its own, or, in unit tests, a
 // thread. A run on one device is a communicator of one, whose collectives do nothing.
 //
-// Results are the same bits on every rank and in every run: whatever is added is added in rank order, at one place. A
+// Results are the same bits on every rank and in every run: sums are made in rank order, at one place. A
 // reduction is an exchange of slices, after which each rank adds what it owns; it moves as many bytes as a ring would,
 // and unlike a ring's its order of additions depends on neither the slices nor their cut.
 #pragma once

@@ -117,7 +117,7 @@ CollectiveWatch::Beat CollectiveWatch::look() {
   return beat;
 }
 
-// Whether the others wait for this rank, or this one for what no rank has failed to begin.
+// Whether the others wait for this rank, or this one for a collective that all ranks have begun.
 void CollectiveWatch::judge(const std::vector<Beat>& beats) {
   const Beat& own = beats[static_cast<std::size_t>(ranks_->rank())];
   std::int64_t overdue = 0;

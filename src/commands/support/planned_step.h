@@ -49,7 +49,7 @@ struct PlannedStep {
   RankHosts ranks;
 };
 
-// The answer, in ten lines: whether it fits, how long a step takes, what each memory holds of what it has. Here and
+// The answer, in ten lines: whether it fits, how long a step takes, how full each memory is. Here and
 // below lines have at most `columns`.
 std::string plan_answer(const PlannedStep& step, std::size_t columns);
 

@@ -102,7 +102,7 @@ std::string zsh_case(const Command& command) {
   return out + " \\\n        '--help[how it is used]'\n      ;;\n";
 }
 
-// A list of _describe: a name and what it is.
+// An entry of _describe's list: a name and its description.
 std::string zsh_description(std::string_view name, std::string_view what) {
   return "    " + in_single_quotes(fmt::format("{}:{}", name, replaced(what, {{':', "\\:"}}))) + "\n";
 }

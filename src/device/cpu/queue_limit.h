@@ -6,7 +6,7 @@
 namespace so {
 
 // Whoever enqueues more waits until half of it is done, so that a step of a million micro-batches does not fill the
-// memory with work to come. Far beyond what a usual step has: the limit keeps no pipeline short.
+// memory with work to come. Far more than a usual step: the limit keeps no pipeline short.
 inline constexpr std::size_t cpu_queue_limit = std::size_t{1} << 16;
 
 }  // namespace so

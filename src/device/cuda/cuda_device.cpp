@@ -268,7 +268,7 @@ class CudaDevice final : public Device {
       cuda_check(status, "cudaMalloc");
       return data;
     }
-    // Pages of our own, so that exactly what is asked for is pinned: CUDA's own pinned allocator rounds up.
+    // Pages of our own, so that no more is pinned than was asked for: CUDA's own pinned allocator rounds up.
     void* data = map_host_pages(bytes);
     if (data && touch) touch(data, bytes);
     if (data && kind == MemoryKind::pinned) {

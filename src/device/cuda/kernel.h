@@ -54,7 +54,7 @@ __device__ inline Words<T, N> fetch(const T* from) {
   if constexpr (N * sizeof(T) >= 4) return *reinterpret_cast<const Words<T, N>*>(from);
   return {{*reinterpret_cast<const unsigned short*>(from)}};
 }
-// T names what the words are.
+// T is the type of the words.
 template <class T, int N>
 __device__ inline void widen(float (&to)[N], const Words<T, N>& words) {
 #pragma unroll

@@ -59,7 +59,7 @@ class StreamThread {
   StreamThread(const StreamThread&) = delete;
   StreamThread& operator=(const StreamThread&) = delete;
 
-  // Enqueues: `work` runs after what the stream has, and before what follows there. It must not throw. One thread at a
+  // Enqueues `work` behind all that is in the stream. It must not throw. One thread at a
   // time calls, with one stream.
   void enqueue(cudaStream_t stream, std::function<void()> work);
 

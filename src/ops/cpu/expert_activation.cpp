@@ -164,7 +164,7 @@ void grad_rows(Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout, 
   }
 }
 
-// rows(T*, columns, activation) with what they are.
+// Calls rows(T*, columns, activation) with the arguments' types.
 template <class Rows>
 HWY_INLINE void with_kind(DType dtype, const ExpertActivation& activation, std::int64_t width, const Rows& rows) {
   const auto typed = [&](auto* t) {

@@ -131,7 +131,7 @@ Together together(const AttentionCall& call, std::size_t first, std::size_t coun
   return some;
 }
 
-// Tiles that are worth their launches, down to what tests have scratch for.
+// The smallest tiles: only tests have so little scratch.
 constexpr std::int64_t least_tile_rows = 128;
 
 // The largest tiles that fit into the call's scratch for documents of up to `longest` tokens; none if no tiles do.

@@ -21,7 +21,7 @@ using namespace kernel;
 
 constexpr int threads = 1024;
 
-// The sum of exponentials of what a thread or block has seen, relative to the largest of it.
+// The sum of exponentials that a thread or block has seen so far, relative to the largest value.
 struct Sum {
   float largest, sum;
 };

@@ -31,7 +31,7 @@ std::uint32_t pointer_alignment(const void* p) {
 }  // namespace
 
 // Descriptors and the algorithm of one kind of product. cuBLASLt thinks in columns: it computes the transposed product
-// out^T = b^T a^T, for which row-major matrices are what they are without moving anything.
+// out^T = b^T a^T: read as column-major, row-major matrices are already transposed.
 struct CudaGemm::Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t first = nullptr, second = nullptr, out = nullptr;

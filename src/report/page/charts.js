@@ -11,7 +11,7 @@ function element(name, attributes, ...children) {
   return made;
 }
 
-// ---- numbers for people; null and what is not finite is a dash.
+// ---- numbers for people; null, Inf and NaN are a dash.
 const DASH = '\u2013';
 const known = (value) => typeof value === 'number' && Number.isFinite(value);
 function number(value) {

@@ -5,7 +5,7 @@ const FIGURE_NAMES = {
   step_seconds: 'step', overlap_efficiency: 'overlap efficiency', device_seconds: 'device work of a step',
   host_adamw_seconds: 'AdamW on the host', device_bytes: 'device memory', pinned_bytes: 'pinned memory', host_bytes: 'host memory',
 };
-// Parts of a step: a short name, and what it is.
+// Parts of a step: a short name, and a description.
 const DEVICE_PARTS = {
   work: ['compute', 'computes'], host: ['CPU update', 'waits for AdamW on the CPU'],
   link: ['weight transfer', 'waits for updated weights on their way to the GPU'],
