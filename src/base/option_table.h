@@ -177,11 +177,15 @@ class OptionRows {
   // A row to be said otherwise than its group says it. Bug when there is none.
   OptionSpec& row(std::string_view name);
 
-  // An option that one might expect from other programs or commands, and why there is none.
+  // An option that one might expect from other programs, commands or versions, and why there is none. A run file of an
+  // earlier version may still give it a value that asks for nothing, one of `idle_values`.
   struct Absent {
     std::string name, why;
+    std::vector<std::string> idle_values;
   };
-  void lacks(std::string name, std::string why) { absent_.push_back({std::move(name), std::move(why)}); }
+  void lacks(std::string name, std::string why, std::vector<std::string> idle_values = {}) {
+    absent_.push_back({std::move(name), std::move(why), std::move(idle_values)});
+  }
   std::span<const Absent> absent() const { return absent_; }
 
  protected:

@@ -34,7 +34,7 @@ Mode all_state_on_device(std::string_view option, std::string_view value) {
   return {option,
           value,
           "all optimizer state is the device's",
-          {"streamed_layers", "mode", "cast_side", "update_over_link", "late_embedding", "move_gradients"}};
+          {"streamed_layers", "mode", "cast_side", "update_over_link", "move_gradients"}};
 }
 
 Mode one_rank() { return {"gpus", "1", "one rank exchanges nothing", {"collectives"}}; }

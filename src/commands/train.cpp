@@ -246,8 +246,6 @@ std::optional<PlanReview> make_review(const AskedRun& run, const TrainingPlan& p
                    other.asked.offload_ratio = wanted.ratio;
                    other.asked.streamed_layers = wanted.streamed_layers;
                    other.asked.gathered_layers = wanted.gathered_layers;
-                   if (wanted.late_embedding)
-                     other.asked.late_embedding = *wanted.late_embedding ? Toggle::on : Toggle::off;
                    return other.plan(other.asked);
                  });
   return review;

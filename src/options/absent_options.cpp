@@ -114,6 +114,8 @@ void add_absent_options(OptionRows& rows) {
   };
   for (const Reason& reason : reasons)
     for (const std::string_view name : reason.names) rows.lacks(std::string(name), std::string(reason.why));
+  rows.lacks("late_embedding", "the optimizer state of an embedding is placed and updated as that of every layer is",
+             {"auto", "false"});
 }
 
 }  // namespace so

@@ -255,14 +255,6 @@ OptionTable<PlacementOptions> make_placement() {
       .bare("true")
       .default_from(ours);
   t.add(
-       "late_embedding", &O::late_embedding,
-       "Whether the optimizer state of an embedding that is not the output layer too is kept on the CPU, whatever "
-       "offload_ratio leaves to the device, and updated when the CPU has nothing more urgent to do; rows that the next "
-       "batch reads get their new weights first. auto: where that makes the simulated step shorter, or offload_ratio "
-       "fits only so; on the CPU device and with several ranks false. Results are the same")
-      .bare("true")
-      .default_from(ours);
-  t.add(
        "move_gradients", &O::move_gradients,
        "Whether gradients of layers whose optimizer state is on the CPU move to host memory as soon as they are "
        "complete, which saves device memory. With several micro-batches a step their sums are kept there, and come back "

@@ -71,7 +71,6 @@ struct PlacementOptions {
   OffloadMode mode = OffloadMode::superoffload;
   CastChoice cast_side = CastChoice::automatic;
   Toggle update_over_link = Toggle::automatic;
-  Toggle late_embedding = Toggle::automatic;
   Toggle move_gradients = Toggle::automatic;
   std::int64_t bucket_size = 16 << 20;  // bytes of fp32 gradient
 };

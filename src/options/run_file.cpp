@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <sstream>
 #include <utility>
 
@@ -40,6 +41,7 @@ class RunFileReader {
     if (root.kind == YamlNode::Kind::list) refuse(line, "a list stands where the name of an option should");
     check_tag(root, line, "map", "a mapping");
     for (std::size_t i = 0; i + 1 < root.children.size(); i += 2) {
+      if (asks_nothing(document_.at(root.children[i]), document_.at(root.children[i + 1]))) continue;
       const OptionSpec& spec = key(root.children[i]);
       take(spec, root.children[i + 1]);
     }
@@ -70,6 +72,15 @@ class RunFileReader {
     if (is_tag(node, "null")) return true;
     if (!node.is_plain || !node.tag.empty()) return false;
     return node.text.empty() || node.text == "~" || node.text == "null" || node.text == "Null" || node.text == "NULL";
+  }
+
+  // Whether this is an option of an earlier version with a value that asks for nothing.
+  bool asks_nothing(const YamlNode& name, const YamlNode& value) const {
+    const std::span<const OptionRows::Absent> all = options_.rows().absent();
+    const auto absent = std::find_if(all.begin(), all.end(), [&](const auto& a) { return a.name == name.text; });
+    if (absent == all.end() || absent->idle_values.empty() || value.kind != YamlNode::Kind::scalar) return false;
+    const auto& idle = absent->idle_values;
+    return is_null(value) || std::find(idle.begin(), idle.end(), value.text) != idle.end();
   }
 
   const OptionSpec& key(YamlUse use) {

@@ -16,9 +16,8 @@ namespace {
 // The split that is asked for; none: it is to be chosen.
 std::optional<OwnerSplit> requested_owners(const RunRequest& request, const ParameterLayout& layout,
                                            const Backend& backend) {
-  const bool late = request.late_embedding == Toggle::on;
-  const std::optional<int> device_units = requested_device_units(request, layout, backend, late);
-  return device_units ? std::optional(OwnerSplit(*device_units, late)) : std::nullopt;
+  const std::optional<int> device_units = requested_device_units(request, layout, backend);
+  return device_units ? std::optional(OwnerSplit(*device_units)) : std::nullopt;
 }
 
 // Whether plan_training() would return, sooner than by calling it.

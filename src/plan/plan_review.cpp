@@ -28,7 +28,7 @@ std::string ratio_for(const ParameterLayout& layout, OwnerSplit owners) {
   const double share = host_share(layout, owners);
   for (int digits = 2; digits <= 9; ++digits) {
     const double scale = std::pow(10.0, digits), ratio = std::min(1.0, std::ceil(share * scale) / scale);
-    if (device_units_for_ratio(layout, ratio, owners.late_embedding) == owners.device_units)
+    if (device_units_for_ratio(layout, ratio) == owners.device_units)
       return fmt::format("{:.{}f}", ratio, digits);
   }
   return fmt::format("{}", share);
@@ -76,15 +76,12 @@ std::string PlanReview::advice(const Rates& measured) const {
   if (planned_.update_seconds > 0) rates = with_host_change(rates, planned_.update_seconds / measured.update_seconds);
   const EngineSettings& now = plan_.engine;
   try {
-    const TrainingPlan same = replan_(rates, {host_share(layout_, now.owners()), now.streamed_units, now.gathered,
-                                              now.late_embedding}),
+    const TrainingPlan same = replan_(rates, {host_share(layout_, now.owners()), now.streamed_units, now.gathered}),
                        other = replan_(rates, {});
     const double as_it_is = same.estimate->seconds(), best = other.estimate->seconds();
     std::string options;
     if (other.engine.owners() != now.owners())
       options += " --offload_ratio " + ratio_for(layout_, other.engine.owners());
-    if (other.engine.late_embedding != now.late_embedding)
-      options += fmt::format(" --late_embedding {}", other.engine.late_embedding);
     // Where all state is the device's, nothing streams, and the option is refused.
     if (other.engine.streamed_units != now.streamed_units && other.engine.device_units != layout_.units())
       options += fmt::format(" --streamed_layers {}", other.engine.streamed_units);

@@ -32,7 +32,6 @@ class PlanReview {
     std::optional<double> ratio;
     std::optional<int> streamed_layers;
     std::optional<int> gathered_layers;
-    std::optional<bool> late_embedding;
   };
   // A plan of the same run made from other rates; throws Error if none fits.
   using Replan = std::function<TrainingPlan(const MachineRates& rates, const Wanted& wanted)>;

@@ -133,8 +133,6 @@ class Search {
       offer({{"offload_ratio", "-1"}}, [](PlanKnobs& knobs) { knobs.offload_ratio.reset(); });
     if (allowed("streamed_layers") && q_.asked.streamed_layers)
       offer({{"streamed_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.streamed_layers.reset(); });
-    if (allowed("late_embedding") && q_.asked.late_embedding == Toggle::on)
-      offer({{"late_embedding", "auto"}}, [](PlanKnobs& knobs) { knobs.late_embedding = Toggle::automatic; });
     if (allowed("move_gradients") && q_.asked.move_gradients != Toggle::automatic)
       offer({{"move_gradients", "auto"}}, [](PlanKnobs& knobs) { knobs.move_gradients = Toggle::automatic; });
     if (allowed("gathered_layers") && q_.asked.gathered_layers && q_.asked.gpus > 1)

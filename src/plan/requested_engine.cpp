@@ -19,7 +19,6 @@ EngineSettings engine_settings(const RunRequest& request) {
   // The cast is on the side that was asked for, and on the host if none was and nothing is measured.
   if (request.cast_side == CastChoice::device) engine.cast = CastSide::device;
   engine.update_over_link = request.update_over_link == Toggle::on;
-  engine.late_embedding = request.late_embedding == Toggle::on;
   if (request.move_gradients == Toggle::on) engine.host_gradients = GradientResidency::moved;
   // Where no GPUs have settled it, as those of one host would that reach each other.
   engine.collectives = request.collectives == CollectiveRoute::automatic ? CollectiveRoute::p2p : request.collectives;
@@ -30,23 +29,10 @@ EngineSettings engine_settings(const RunRequest& request) {
 }
 
 std::optional<int> requested_device_units(const PlacementOptions& request, const ParameterLayout& layout,
-                                          const Backend& backend, bool late_embedding) {
+                                          const Backend& backend) {
   if (request.offload_optimizer == OptimizerDevice::none) return layout.units();
-  if (request.offload_ratio) return device_units_for_ratio(layout, *request.offload_ratio, late_embedding);
+  if (request.offload_ratio) return device_units_for_ratio(layout, *request.offload_ratio);
   return backend.own_memory ? std::nullopt : std::optional(0);
-}
-
-std::optional<std::string> late_embedding_obstacle(const DecoderSpec& spec, const ParameterLayout& layout,
-                                                   const RunRequest& request) {
-  if (spec.tied_embeddings) return "this model's embedding is its output layer too, of which a step needs all";
-  if (layout.trained_elements(0) == 0) return "the embedding is frozen";
-  if (request.gpus > 1) return "several ranks cannot do that yet";
-  if (request.mode != OffloadMode::superoffload) return "--mode zerooffload updates all before the next step";
-  if (request.offload_optimizer == OptimizerDevice::none) return "--offload_optimizer none leaves the CPU no state";
-  if (const double least = host_share(layout, {layout.units(), true}); request.offload_ratio.value_or(1) < least)
-    return fmt::format("the embedding's state is {:.3g} of all, which is more than --offload_ratio leaves the CPU",
-                       least);
-  return std::nullopt;
 }
 
 int most_gathered_units(const PlacementOptions& request, const ParameterLayout& layout, int ranks) {

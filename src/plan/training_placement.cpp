@@ -45,9 +45,6 @@ TrainingPlan begin_plan(const DecoderSpec& spec, const ParameterLayout& layout, 
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine_settings(request);
-  if (plan.engine.late_embedding)
-    if (const auto obstacle = late_embedding_obstacle(spec, layout, request))
-      fail("--late_embedding true: {}; leave it out", *obstacle);
   constexpr std::int64_t unit = ParameterLayout::alignment;
   if (!request.bucket_size_given) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
@@ -98,12 +95,10 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   set_sizes();
   set_budgets();
   set_residencies();
-  inputs_.looked_up = std::min(plan_.shape.micro_batch_tokens, q_.spec.vocab) * q_.spec.hidden;
-  set_late_embedding(plan_.engine.late_embedding);
+  inputs_.forced_device_units = requested_device_units(q_.request, q_.layout, *q_.machine.backend);
   inputs_.device_name = q_.machine.name;
   inputs_.device_advice = q_.advice.for_device;
   inputs_.host_advice = q_.advice.for_host;
-  be_late_to_fit();
 }
 
 // A rank's slices are as large as one rank's buckets, so that collectives are few, and their latency is too; but a
@@ -243,7 +238,7 @@ MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets,
 StateMemory TrainingPlacement::state_memory(int device_units, Residency residency) {
   const bool streams = residency.streamed_units > 0, gathers = residency.gathered_units > 0;
   const auto key = std::tuple(device_units, residency.device_weights, residency.host_weights, residency.host_gradients,
-                              streams, gathers, plan_.engine.update_over_link, plan_.engine.late_embedding);
+                              streams, gathers, plan_.engine.update_over_link);
   auto found = states_.find(key);
   if (found == states_.end()) {
     Residency one = residency;
@@ -315,24 +310,6 @@ bool TrainingPlacement::may_update_over_link() const {
          may_pin_state();
 }
 
-bool TrainingPlacement::may_be_late() const {
-  return q_.request.late_embedding == Toggle::automatic && !plan_.engine.late_embedding &&
-         !late_embedding_obstacle(q_.spec, q_.layout, q_.request);
-}
-
-void TrainingPlacement::set_late_embedding(bool late) {
-  plan_.engine.late_embedding = inputs_.late_embedding = late;
-  inputs_.forced_device_units = requested_device_units(q_.request, q_.layout, *q_.machine.backend, late);
-}
-
-// The host then owns the embedding instead of layers, whose weights may stream, and the device keeps its weights.
-void TrainingPlacement::be_late_to_fit() {
-  if (!q_.request.offload_ratio || any() || !may_be_late()) return;
-  set_late_embedding(true);
-  late_to_fit_ = any();
-  if (!late_to_fit_) set_late_embedding(false);
-}
-
 void TrainingPlacement::take_if_worth_it(ChosenPlan& chosen, const std::function<void(bool allowed)>& change) {
   const PlacementInputs before = inputs_;
   change(true);
@@ -382,10 +359,7 @@ void TrainingPlacement::choose() {
   // Pinning all state takes time when the run begins.
   if (may_update_over_link() && host_elements(chosen.run) > 0)
     take_if_worth_it(chosen, [this](bool on) { plan_.engine.update_over_link = inputs_.update_over_link = on; });
-  const auto waits = [&] { return chosen.estimate.exposed > worth_it * chosen.estimate.seconds(); };
-  // The rows' seconds are simulated, and not what they take of the host's memory and of AdamW's cores.
-  if (waits() && may_be_late()) take_if_worth_it(chosen, [this](bool on) { set_late_embedding(on); });
-  if (waits()) take_the_best_mean_of_hosts(chosen);
+  if (chosen.estimate.exposed > worth_it * chosen.estimate.seconds()) take_the_best_mean_of_hosts(chosen);
   chosen = with_more_on_host(inputs_, std::move(chosen));
   plan_.engine.device_units = chosen.device_units;
   plan_.engine.undo_buckets = chosen.undo_buckets;
@@ -430,12 +404,6 @@ void TrainingPlacement::say(const ChosenPlan& chosen) {
         "the link and back{}",
         100 * chosen.estimate.over_link_elements / host_elements(chosen.run),
         q_.request.update_over_link == Toggle::on ? ", as asked" : ""));
-  if (plan_.engine.late_embedding)
-    add(fmt::format(
-        "the embedding is updated on the host when nothing else is left to do there, but for the rows that a batch reads{}",
-        q_.request.late_embedding == Toggle::on ? ", as asked"
-        : late_to_fit_                          ? ", as this --offload_ratio does not fit otherwise"
-                                                : ", which makes the step shorter"));
   add(chosen.why_undo);
   if (!chosen.why_residency.empty()) add(chosen.why_residency);
   const StepOverlap overlap = chosen.estimate.overlap();

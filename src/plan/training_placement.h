@@ -59,7 +59,7 @@ class TrainingPlacement {
   void set_sizes();
   void set_budgets();
   void set_residencies();
-  // The best placement, with updates over the link or without, and with a late embedding or without, as is set.
+  // The best placement, with updates over the link or without, as is set.
   ChosenPlan search();
   // The best placement; one whose residency `costs` something that is not simulated only if it gains more than that may
   // be, or nothing else fits.
@@ -68,10 +68,6 @@ class TrainingPlacement {
   bool may_pin_state() const;
   // Whether those are worth a search.
   bool may_update_over_link() const;
-  bool may_be_late() const;
-  void set_late_embedding(bool late);
-  // Where the split that is asked for fits only with a late embedding, sets one.
-  void be_late_to_fit();
   // Takes what `change` allows, which costs something that is not simulated, if a step gains enough by it.
   void take_if_worth_it(ChosenPlan& chosen, const std::function<void(bool allowed)>& change);
   // Instead of what is best on a slower host, takes what is best at the measured rates or on a quicker host, if the
@@ -93,10 +89,8 @@ class TrainingPlacement {
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
-  std::map<std::tuple<int, ResidencyKind, ResidencyKind, GradientResidency, bool, bool, bool, bool>, StateMemory>
-      states_;
+  std::map<std::tuple<int, ResidencyKind, ResidencyKind, GradientResidency, bool, bool, bool>, StateMemory> states_;
   PlacementInputs inputs_;
-  bool late_to_fit_ = false;
 };
 
 }  // namespace so

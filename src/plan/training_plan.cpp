@@ -129,7 +129,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
   } else {
     const int device_units =
-        requested_device_units(request, layout, *machine.backend, plan.engine.late_embedding).value_or(0);
+        requested_device_units(request, layout, *machine.backend).value_or(0);
     plan.engine.device_units = device_units;
     plan.engine.streamed_units =
         std::min(request.streamed_layers.value_or(0), most_streamed_units(layout.units(), device_units));

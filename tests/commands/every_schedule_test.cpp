@@ -21,7 +21,6 @@ struct Manner {
   const char* ratio;
   const char* streamed = "0";  // layers, at most
   const char* moves_gradients = "auto";
-  const char* late_embedding = "auto";
 };
 
 struct Run {
@@ -47,15 +46,12 @@ class EverySchedule : public testing::TestWithParam<Run> {
     if (std::string_view(manner.ratio) != "0")
       c.set("mode", manner.mode)
           .set("streamed_layers", manner.streamed)
-          .set("move_gradients", manner.moves_gradients)
-          .set("late_embedding", may_be_late() ? manner.late_embedding : "auto");
+          .set("move_gradients", manner.moves_gradients);
     if (resume) c.flag("resume");
     const Outcome o = run(c.words(), temporary_.path());
     EXPECT_EQ(o.exit_code, 0) << o.err;
     return temporary_ / output;
   }
-  // An embedding that is the output layer too is never a late one.
-  static bool may_be_late() { return std::string_view(GetParam().model).find("tied") == std::string_view::npos; }
   // The run as it was when its checkpoint of step 6 had just been made; its log has later steps, as after a kill.
   fs::path rewound(const fs::path& whole) const {
     const fs::path copy = whole.string() + "-resumed";
@@ -112,9 +108,9 @@ TEST_P(EverySchedule, EndsInTheSameBytes) {
     const char* name;
     Manner first, resumed;
   };
-  for (const Case& c : {Case{"host", {"superoffload", "1"}, {"superoffload", "1", "0", "true", "true"}},
+  for (const Case& c : {Case{"host", {"superoffload", "1"}, {"superoffload", "1", "0", "true"}},
                         Case{"streamed", {"superoffload", "1", "1000"}, {"zerooffload", "0.7", "1", "true"}},
-                        Case{"split", {"superoffload", "0.5", "0", "true", "true"}, {"zerooffload", "0.5"}},
+                        Case{"split", {"superoffload", "0.5", "0", "true"}, {"zerooffload", "0.5"}},
                         Case{"device", {"superoffload", "0"}, {"superoffload", "0.5"}}}) {
     SCOPED_TRACE(c.name);
     const fs::path whole = train(c.name, c.first);

@@ -114,12 +114,12 @@ const std::vector<Case>& cases() {
       "save_strategy save_steps save_total_limit save_only_model eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold sample_prompts sample_steps sample_max_new_tokens ";
   static const std::string none = output + "device_memory profile";
   static const std::string all_of_train =
-      output + "device_memory profile streamed_layers mode cast_side update_over_link late_embedding move_gradients";
+      output + "device_memory profile streamed_layers mode cast_side update_over_link move_gradients";
   const auto without = [](std::string names, const std::string& name) {
     return names.erase(names.find(" " + name + " "), name.size() + 1);
   };
   static const std::string cpu =
-      without(output + "streamed_layers mode cast_side update_over_link late_embedding move_gradients", "collectives");
+      without(output + "streamed_layers mode cast_side update_over_link move_gradients", "collectives");
   static const std::string alone = without(all_of_train, "collectives");
   static const std::string falling = without(all_of_train, "decay"), constant = without(falling, "min_lr");
   static const std::string saves = without(all_of_train, "save_steps"), evaluates = without(all_of_train, "eval_steps");
@@ -127,7 +127,7 @@ const std::vector<Case>& cases() {
                            unscaled = without(all_of_train, "rope_factor");
   static const std::string bench =
       std::string(train) +
-      "device_memory profile streamed_layers mode cast_side update_over_link late_embedding move_gradients";
+      "device_memory profile streamed_layers mode cast_side update_over_link move_gradients";
   static const std::vector<Case> all = {
       {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
       {"train", "device", {"--device", "cpu"}, cpu.c_str()},
@@ -224,19 +224,19 @@ const std::vector<Case>& cases() {
        "device",
        {"--device", "cpu"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
-       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link late_embedding move_gradients bucket_size device_memory host_memory "
+       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
        "no_optimizer freeze max_grad_norm steps warmup breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
       {"bench step",
        "breakdown",
        {"--breakdown", "false"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
-       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link late_embedding move_gradients bucket_size device_memory host_memory "
+       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
        "no_optimizer freeze max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet"},
       {"bench step",
        "gpus",
        {},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
-       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link late_embedding move_gradients bucket_size device_memory host_memory "
+       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
        "no_optimizer freeze max_grad_norm steps warmup breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
   };
   return all;

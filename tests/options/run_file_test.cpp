@@ -67,6 +67,14 @@ seed: ~
   EXPECT_FALSE(r.origins.given("seed"));
 }
 
+// A file of an earlier version may name an option that has gone, with a value that asks for nothing.
+TEST(RunFile, MayNameAnOptionThatHasGone) {
+  for (const char* value : {"false", "auto", "~", "\"auto\""})
+    EXPECT_EQ(read("late_embedding: " + std::string(value) + "\nlr: 2e-5\n").options.lr, 2e-5) << value;
+  for (const char* value : {"true", "[false]", "maybe"})
+    EXPECT_NE(refusal_of("late_embedding: " + std::string(value)).find("no option late_embedding"), std::string::npos);
+}
+
 TEST(RunFile, OtherFormsOfTheSame) {
   for (const char* text : {"{lr: 2e-5, \"batch_size\": 2}", "---\nlr: 2e-5\nbatch_size: 2\n",
                            "%YAML 1.2\n---\nlr: 2e-5\n? batch_size\n: 2\n",
@@ -186,6 +194,9 @@ TEST(RunFile, RefusalsNameTheLine) {
       {"seed: 0xfffffffffffffffff", "run.yaml:1: seed: \"0xfffffffffffffffff\" is not a whole number"},
       {"scheduler:\n  lr: 1", "run.yaml:1: unknown option \"scheduler\"; did you mean lr_scheduler?"},
       {"optimizer: adamw_torch", "run.yaml:1: there is no option optimizer: the optimizer is AdamW; remove it"},
+      {"late_embedding: true",
+       "run.yaml:1: there is no option late_embedding: the optimizer state of an embedding is placed and updated as that "
+       "of every layer is; remove it"},
       {"lr: 1\nlora_r: 8",
        "run.yaml:2: there is no option lora_r: all parameters are trained, without adapters; freeze leaves some of them "
        "out; remove it"},

@@ -360,12 +360,6 @@ TEST(Ratio, IsTheHostsShareAtMost) {
   EXPECT_EQ(host_share(layout, 4), 0);
   for (const auto& [ratio, units] : {std::pair{1.0, 0}, {0.99, 1}, {0.6, 1}, {0.59, 2}, {0.2, 3}, {0.1, 4}, {0.0, 4}})
     EXPECT_EQ(device_units_for_ratio(layout, ratio), units) << ratio;
-  // A late embedding is the host's, whatever the device has.
-  EXPECT_EQ(host_share(layout, {0, true}), 1);
-  EXPECT_EQ(host_share(layout, {1, true}), 1);
-  EXPECT_EQ(host_share(layout, {4, true}), 0.4);
-  for (const auto& [ratio, units] : {std::pair{1.0, 0}, {0.99, 2}, {0.8, 2}, {0.4, 4}, {0.1, 4}})
-    EXPECT_EQ(device_units_for_ratio(layout, ratio, true), units) << ratio;
 }
 
 // The host may be quicker in the run than when it was measured, and what the link updates takes places too.

@@ -37,7 +37,6 @@ class Review : public testing::Test {
               TrainingPlan plan;
               plan.engine.device_units = ratio ? device_units_for_ratio(layout_, *ratio) : other_units_;
               plan.engine.streamed_units = ratio ? wanted.streamed_layers.value() : other_streamed_;
-              plan.engine.late_embedding = ratio ? wanted.late_embedding.value() : other_late_;
               plan.estimate = StepEstimate{.gpu = ratio ? 2.5 : other_seconds_};
               return plan;
             }};
@@ -61,7 +60,6 @@ class Review : public testing::Test {
   ParameterLayout layout_;
   TrainingPlan plan_;
   int other_units_ = 9, other_streamed_ = 3;
-  bool other_late_ = false;
   double other_seconds_ = 2.4;
   bool nothing_fits_ = false;
   struct Asked {
@@ -139,20 +137,6 @@ TEST_F(Review, NamesTheRatioAloneWhereTheDeviceHasAll) {
   const auto lines = review().look(m);
   EXPECT_TRUE(says(lines, " --offload_ratio 0.00 would take")) << lines.back();
   EXPECT_FALSE(says(lines, "--streamed_layers"));
-}
-
-TEST_F(Review, NamesALateEmbeddingWithTheRatioThatGoesWithIt) {
-  MeasuredSteps m = as_planned();
-  m.pass_seconds = 2.5;
-  other_late_ = true;
-  other_seconds_ = 2;
-  const auto lines = review().look(m);
-  EXPECT_EQ(asked_[0].wanted.late_embedding, false) << "as it is";
-  const std::string option = "--offload_ratio ";
-  const std::size_t at = lines.back().find(option);
-  ASSERT_NE(at, std::string::npos) << lines.back();
-  EXPECT_EQ(device_units_for_ratio(layout_, std::stod(lines.back().substr(at + option.size())), true), 9);
-  EXPECT_TRUE(says(lines, " --late_embedding true would take 2.000 s")) << lines.back();
 }
 
 TEST_F(Review, NamesNoSplitThatGainsLittle) {

@@ -70,44 +70,6 @@ TEST(Simulator, SpeculatesUnderBackward) {
   EXPECT_EQ(simulator.counters().previewed, 0);
 }
 
-// An embedding and a head of the host's, a layer of the device's, all updated after the verdict. The embedding's update
-// holds up the forward pass, unless it is a late one: then some of its rows do, and its update comes behind the head's.
-TEST(Simulator, ALateEmbeddingIsUpdatedLast) {
-  SimulatedRun run = seconds_each(3, 1, 2);
-  run.host_memory = 1e9;
-  run.host_adamw = 28'000;
-  SimulatedRun before = run;  // with the device's layer first, and the embedding alone on the host beside it
-  before.units[1].elements = 0;
-  const SimulatedStep first = Simulator(before, always(Ahead::leave)).settle();
-  EXPECT_NEAR(first.seconds, 3 + 3 + 6, 1e-9);
-  run.device_units = 2;
-  run.late_embedding = true;
-  run.rows_on_host = 0.2;
-  run.rows_on_link = 0.3;
-  const SimulatedStep late = Simulator(run, always(Ahead::leave)).settle();
-  EXPECT_NEAR(late.seconds, 3 + 1 + 6, 1e-9) << "the head's weights arrive after 3";
-  EXPECT_NEAR(waited(late, WaitReason::host) + waited(late, WaitReason::link), 0.5 + 0.5, 1e-9);
-  EXPECT_NEAR(spent(late, HostTime::adamw), 2, 1e-9);
-  expect_sums(late);
-  run.rows_on_host = 3.7;
-  EXPECT_NEAR(Simulator(run, always(Ahead::leave)).settle().seconds, 4 + 3 + 6, 1e-9);
-}
-
-// Its gradient is not overwritten before the host has used it: behind the head, it takes the host until 5.
-TEST(Simulator, ALateEmbeddingHoldsUpItsNextGradient) {
-  SimulatedRun run = seconds_each(3, 0.1, 0.1);
-  run.host_memory = 1e9;
-  run.host_adamw = 28'000;
-  run.units[0].elements = 3000;
-  run.device_units = 2;
-  run.late_embedding = true;
-  const SimulatedStep step = Simulator(run, always(Ahead::speculate)).settle();
-  EXPECT_NEAR(step.seconds, 5 + 0.1, 1e-9);
-  EXPECT_NEAR(waited(step, WaitReason::gradient), 5 - 3.3, 1e-9);
-  EXPECT_EQ(step.speculated, 0) << "there are no places";
-  expect_sums(step);
-}
-
 // The second gradient of three is complete ten seconds before the verdict.
 TEST(Simulator, SaysForWhatTheHostWaits) {
   SimulatedRun run = seconds_each(3, 10, 10);

@@ -18,7 +18,6 @@
 #include "plan/small_llama.h"
 #include "support/errors.h"
 #include "support/label.h"
-#include "support/sanitized.h"
 
 namespace so::test {
 namespace {
@@ -102,10 +101,10 @@ TEST(PlanTraining, DoesAsItIsAsked) {
   const ParameterLayout layout(make_parameters(qwen3_14b()));
   for (const double ratio : {0.0, 0.3, 0.9, 1.0}) {
     const TrainingPlan plan = large.plan(qwen3_14b(), four_rows, {.offload_ratio = ratio});
-    const OwnerSplit owners = plan.engine.owners();
-    EXPECT_LE(host_share(layout, owners), ratio);
-    if (owners.device_units > 0) {
-      EXPECT_GT(host_share(layout, {owners.device_units - 1, owners.late_embedding}), ratio);
+    const int units = plan.engine.device_units;
+    EXPECT_LE(host_share(layout, units), ratio);
+    if (units > 0) {
+      EXPECT_GT(host_share(layout, units - 1), ratio);
     }
   }
   EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {.offload_optimizer = OptimizerDevice::none}).engine.device_units,
@@ -153,40 +152,6 @@ TEST(PlanTraining, UpdatesOverTheLinkWhereThatIsQuicker) {
   // A machine that counts what is pinned has no room for all state to be.
   machine.machine.lockable = std::size_t{40} << 30;
   EXPECT_FALSE(machine.plan(qwen3_14b(), short_step, all).engine.update_over_link);
-}
-
-// Where the device waits for the host, an embedding of the host's is updated last; unless a step needs all of it, or
-// updates come before it anyway.
-TEST(PlanTraining, AnEmbeddingIsUpdatedLateWhereThatHelps) {
-  FakeMachine machine(cuda_backend(), 300, 1000);
-  machine.machine.rates = [] { return gpu_rates(1.5e11); };
-  const TrainingPlan late = machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 1});
-  EXPECT_TRUE(late.engine.late_embedding);
-  EXPECT_TRUE(booked(late, MemoryKind::device, "embedding rows"));
-  const TrainingPlan without =
-      machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 1, .late_embedding = Toggle::off});
-  EXPECT_FALSE(without.engine.late_embedding);
-  EXPECT_FALSE(booked(without, MemoryKind::device, "embedding rows"));
-  EXPECT_LT(late.estimate->seconds(), without.estimate->seconds());
-  EXPECT_FALSE(machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.3}).engine.late_embedding) << "AdamW is hidden";
-
-  const auto refused = [&](const DecoderSpec& spec, PlacementOptions options) {
-    options.late_embedding = Toggle::on;
-    try {
-      machine.plan(spec, four_rows, options);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing");
-  };
-  DecoderSpec tied = qwen3_14b();
-  tied.tied_embeddings = true;
-  EXPECT_NE(refused(tied, {}).find("output layer"), std::string::npos);
-  EXPECT_NE(refused(qwen3_14b(), {.mode = OffloadMode::zerooffload}).find("zerooffload"), std::string::npos);
-  EXPECT_NE(refused(qwen3_14b(), {.offload_ratio = 0.01}).find("--offload_ratio"), std::string::npos);
-  EXPECT_NE(refused(qwen3_14b(), {.offload_optimizer = OptimizerDevice::none}).find("offload_optimizer"),
-            std::string::npos);
-  EXPECT_EQ(refused(qwen3_14b(), {}), "nothing");
 }
 
 // 119 GB of state instead of 178.
@@ -301,44 +266,6 @@ TEST(PlanTraining, KeepsInputsOfSomeLayersWhereThoseOfAllDoNotFit) {
 }
 
 // The published models on one H200 with 128 GiB beside it, 4 x 4096 tokens.
-// What is best on a slower host is not taken where it costs much on this one. The step of GPT-OSS-20B waits for the
-// host's memory on both; on the slower one a split with more on the device is best by little.
-TEST(PlanTraining, WhereTheHostIsTheLimitBothHostsDecide) {
-  if (test::sanitized) GTEST_SKIP() << "long searches";
-  FakeMachine h200(cuda_backend(), 149.5, 133.5);
-  h200.state = StatePrecision::bf16;
-  h200.bucket_size = 16 << 20;
-  h200.machine.rates = [] {
-    MachineRates rates = resolve_hardware("h200").rates;
-    rates.host_adamw = rates.host_adamw_wide = 1.15e11;
-    rates.host_memory = 1.55e11;
-    return rates;
-  };
-  const ModelConfig config = resolve_config("gpt-oss-20b");
-  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const TrainingPlan plan = h200.plan(spec, four_rows);
-  const TrainingPlan more_on_device =
-      h200.plan(spec, four_rows, {.offload_ratio = 0.4, .update_over_link = Toggle::on, .late_embedding = Toggle::on});
-  EXPECT_LT(plan.engine.device_units, more_on_device.engine.device_units);
-  EXPECT_LT(plan.estimate->seconds(), 0.97 * more_on_device.estimate->seconds());
-}
-
-// A user may ask for the split that the planner itself has chosen.
-TEST(PlanTraining, ASplitThatFitsOnlyWithALateEmbeddingHasOne) {
-  FakeMachine h200(cuda_backend(), 149.5, 133.5);
-  h200.state = StatePrecision::bf16;
-  h200.bucket_size = 16 << 20;
-  const ModelConfig config = resolve_config("gpt-oss-20b");
-  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const TrainingPlan late = h200.plan(spec, four_rows, {.offload_ratio = 0.38});
-  EXPECT_TRUE(late.engine.late_embedding);
-  EXPECT_TRUE(std::any_of(late.reasons.begin(), late.reasons.end(), [](const std::string& reason) {
-    return reason.ends_with(", as this --offload_ratio does not fit otherwise");
-  }));
-  EXPECT_THROW(h200.plan(spec, four_rows, {.offload_ratio = 0.38, .late_embedding = Toggle::off}), MemoryRefusal);
-  EXPECT_THROW(h200.plan(spec, four_rows, {.offload_ratio = 0.2}), MemoryRefusal) << "with one neither";
-}
-
 SO_LABEL(sweep, "PlanTraining.OnOneGpuWhatFitsIsPlannedAndTheRestRefused");
 TEST(PlanTraining, OnOneGpuWhatFitsIsPlannedAndTheRestRefused) {
   FakeMachine h200(cuda_backend(), 149, 134);

@@ -88,7 +88,6 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"gemm_tflops", gemm_rate / 1e12},
       {"share_of_gemm_limit", model_rate / gemm_rate},
       {"device_units", r.plan.engine.device_units},
-      {"late_embedding", r.plan.engine.late_embedding},
       {"transient_weights", r.plan.engine.device_weights == ResidencyKind::from_masters},
       {"host_masters_travel", r.plan.engine.host_weights == ResidencyKind::from_masters},
       {"transient_gradients", r.plan.engine.host_gradients == GradientResidency::moved},

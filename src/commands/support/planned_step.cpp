@@ -134,7 +134,6 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"undo_buckets", plan.engine.undo_buckets},
           {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
           {"update_over_link", plan.engine.update_over_link},
-          {"late_embedding", plan.engine.late_embedding},
           {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
           {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
           {"host_masters_travel", plan.engine.host_weights == ResidencyKind::from_masters},

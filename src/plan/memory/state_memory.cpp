@@ -78,7 +78,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   state.memory.add_beside(MemoryKind::device, "page tables",
                           page_table_bytes(*machine.backend, state.memory.total(MemoryKind::pinned)));
   state.undo_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(), [&](const Bucket& bucket) {
-    return bucket.on_host() && !(settings.late_embedding && layout.unit_of(bucket.range().begin) == 0);
+    return bucket.on_host();
   });
   return state;
 }

@@ -272,15 +272,14 @@ std::string explain_split(const PlacementInputs& in, const Candidate& chosen, do
 }  // namespace
 
 std::string describe_split(const PlacementInputs& in, int d) {
-  const int units = static_cast<int>(in.units.size()), first = in.late_embedding ? 1 : 0;
-  const double share = static_cast<double>(elements_of(in, d, units) + (d > 0 ? elements_of(in, 0, first) : 0)) /
+  const int units = static_cast<int>(in.units.size());
+  const double share = static_cast<double>(elements_of(in, d, units)) /
                        static_cast<double>(std::max<std::int64_t>(1, elements_of(in, 0, units)));
-  std::string what = d <= first                 ? "all on the host"
-                     : d == units && first == 0 ? "all on the device"
-                                                : fmt::format(
-                                                      "{:.1f}% on the host, the rest on the device (units {} to "
-                                                      "{} of {})",
-                                                      100 * share, first, d - 1, units);
+  std::string what = d == 0       ? "all on the host"
+                     : d == units ? "all on the device"
+                                  : fmt::format(
+                                        "{:.1f}% on the host, the rest on the device (units 0 to {} of {})",
+                                        100 * share, d - 1, units);
   if (in.ranks > 1) what += fmt::format(", a slice of 1/{} with each GPU", in.ranks);
   return what;
 }

@@ -37,17 +37,6 @@ double gather_seconds(const PlacementInputs& in, std::int64_t elements) {
                             in.stream_bytes);
 }
 
-// The seconds of the host for a late embedding's rows, and of the link for their gradients and weights. That the host's
-// threads do nothing else meanwhile is not simulated: it is less than a hundredth of a step.
-double rows_on_host(const PlacementInputs& in) {
-  const double bytes = in.state_bytes + in.sum_bytes + in.stream_bytes;
-  return static_cast<double>(in.looked_up) * bytes / in.rates.host_adamw;
-}
-double rows_on_link(const PlacementInputs& in) {
-  return static_cast<double>(in.looked_up) *
-         (in.sum_bytes / in.rates.link_to_host + in.stream_bytes / in.rates.link_to_device);
-}
-
 // The unit's work waits for them: nothing of it goes on beside.
 double exchange_seconds(const MachineRates& rates, double exchanges, double received) {
   return exchanges * rates.sequence.seconds + received / rates.sequence.bytes;
@@ -159,9 +148,6 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
   const MachineRates& r = in.rates;
   const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
   SimulatedRun run{.device_units = device_units,
-                   .late_embedding = in.late_embedding,
-                   .rows_on_host = in.late_embedding ? rows_on_host(in) : 0,
-                   .rows_on_link = in.late_embedding ? rows_on_link(in) : 0,
                    .streamed_units = residency.streamed_units,
                    .gathered_units = residency.gathered_units,
                    .first_trained_unit = in.first_trained_unit,
@@ -234,8 +220,7 @@ StepEstimate estimate_slower_step(const PlacementInputs& in, int device_units, s
 std::int64_t undo_candidates(const PlacementInputs& in, int device_units) {
   if (in.schedule == Schedule::synchronous) return 0;
   std::int64_t buckets = 0;
-  for (std::size_t u = static_cast<std::size_t>(std::max(device_units, in.late_embedding ? 1 : 0)); u < in.units.size();
-       ++u)
+  for (std::size_t u = static_cast<std::size_t>(device_units); u < in.units.size(); ++u)
     buckets += buckets_of(in.units[u].elements, in.bucket_elements);
   return buckets;
 }
@@ -286,7 +271,6 @@ std::size_t undo_tables(const PlacementInputs& in, int device_units, std::int64_
 
 SimulatedRun with_host_rates(SimulatedRun run, double part) {
   run.host_adamw *= part;
-  run.rows_on_host /= part;
   run.host_memory *= part;
   return run;
 }

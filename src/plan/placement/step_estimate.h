@@ -102,8 +102,6 @@ struct PlacementInputs {
   double rank_sum_bytes = 4;                    // an element of their sum over ranks
   CastSide cast = CastSide::host;               // which the above are for
   bool update_over_link = false;                // EngineSettings::update_over_link
-  bool late_embedding = false;                  // EngineSettings::late_embedding
-  std::int64_t looked_up = 0;                   // elements of the embedding's rows that a micro-batch reads, at most
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
   // The choices of what layers keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
@@ -145,7 +143,7 @@ StepEstimate estimate_step(const PlacementInputs& inputs, int device_units, std:
 StepEstimate estimate_slower_step(const PlacementInputs& inputs, int device_units, std::int64_t keep,
                                   std::int64_t undo_buckets, Residency residency = {});
 
-// Counts the buckets that may be speculated: the host's, but for a late embedding's; none in a synchronous schedule.
+// Counts the buckets that may be speculated: the host's; none in a synchronous schedule.
 std::int64_t undo_candidates(const PlacementInputs& inputs, int device_units);
 // As many places for new state as a quicker host, and the link if the device updates over it, can fill during backward,
 // or as fit beside `host_bytes` that the state takes; whether or not the step is shorter with all of them: a place

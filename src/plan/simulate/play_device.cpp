@@ -12,10 +12,6 @@ bool StepPlay::may_start(const DeviceOp& op) {
   };
   if (op.unit < 0) return true;
   if (op.work == SimulatedWork::forward && op.first) {
-    if (op.unit == 0 && run_.late_embedding) {
-      waits_for_rows_ = now_ < run_.rows_seconds();
-      return waits_for_rows_ ? wait_for(WaitReason::host) : true;
-    }
     if (needed_at_[at(op.unit)] < 0) needed_at_[at(op.unit)] = phase_;
     if (run_.schedule == Schedule::synchronous && op.unit == 0 && !schedule_.finished())
       return wait_for(WaitReason::host);
@@ -62,7 +58,6 @@ bool StepPlay::start_device() {
     return false;
   }
   end_wait(before);
-  if (op.work == SimulatedWork::forward && op.first && op.unit == 0 && run_.late_embedding) open_late();
   if (const int slot = op.work == SimulatedWork::backward ? reduced_slot(op.unit) : -1; slot >= 0)
     reduced_slot_busy_[at(slot)] = true;
   if (op.work == SimulatedWork::backward && op.first) {
@@ -124,14 +119,8 @@ void StepPlay::landed(int unit) {
   landed_at_[at(unit)] = phase_;
   for (Bucket* piece : schedule_.landing_order(pieces_.of(unit))) {
     schedule_.landed(*piece);
-    if (run_.move_gradients && !schedule_.is_late(*piece)) fetch(piece->index(), run_.gradient_bytes);
+    if (run_.move_gradients) fetch(piece->index(), run_.gradient_bytes);
   }
-}
-
-void StepPlay::open_late() {
-  schedule_.open_late();
-  for (int i = pieces_.first_of(0); i < pieces_.first_of(1) && run_.move_gradients; ++i)
-    if (pieces_[i].state() == BucketState::deferred) fetch(i, run_.gradient_bytes);
 }
 
 }  // namespace so

@@ -66,7 +66,6 @@ const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
   facts.elements = schedule_.elements();
   facts.needed = shares.needed;
   facts.left = shares.left;
-  facts.late = late_;
   facts.streamed = streamed_elements_;
   facts.undo_places = place_count_;
   facts.micro_batches = run_.micro_batches;

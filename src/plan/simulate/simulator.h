@@ -4,8 +4,7 @@
 // updates it, and back; where gradients move it stands still while any go to the host. AdamW and the link's copies
 // share the bandwidth of the host's memory (host_bandwidth.h). The device goes through its units in order. Its waits
 // are recorded by what it waits for. Weights that stream come when all of their unit are final; if the device waits for
-// them, as they become final. Where the embedding is a late one, the device waits for some of its rows, which are made
-// beside all else, and the host may update it from then on.
+// them, as they become final.
 //
 // With several ranks this is the step of one of them: the others do the same at the same time, and `elements` are its
 // own slice. Two more lanes work then, as the engine has them (offload/rank_exchange.h). Reductions follow the backward
@@ -36,7 +35,6 @@
 
 #include "offload/schedule/host_schedule.h"
 #include "offload/schedule/overlap.h"
-#include "offload/schedule/owner_split.h"
 #include "offload/schedule/schedule.h"
 #include "offload/schedule/step_time.h"
 #include "offload/schedule/update_policy.h"
@@ -62,8 +60,6 @@ struct SimulatedUnit {
 struct SimulatedRun {
   std::vector<SimulatedUnit> units;
   int device_units = 0;                       // units before this one are the device's
-  bool late_embedding = false;                // but for the first (OwnerSplit)
-  double rows_on_host = 0, rows_on_link = 0;  // seconds after a verdict, until a late embedding's rows may be read
   int streamed_units = 0;                     // offload/schedule/streamed_units.h
   int gathered_units = 0;                     // offload/schedule/gathered_units.h
   int first_trained_unit = 0;                 // no backward pass goes below it
@@ -84,8 +80,7 @@ struct SimulatedRun {
   double host_adamw = std::numeric_limits<double>::infinity();   // of host_memory, what AdamW can use at most
   double link_both = std::numeric_limits<double>::infinity();    // of the link, both ways at once, added up
   auto operator<=>(const SimulatedRun&) const = default;
-  double rows_seconds() const { return rows_on_host + rows_on_link; }
-  bool on_host(int unit) const { return !OwnerSplit(device_units, late_embedding).on_device(unit); }
+  bool on_host(int unit) const { return unit >= device_units; }
 };
 
 struct SimulatedStep {

@@ -49,12 +49,6 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
     if (sends_masters(unit)) schedule_.set_from_masters(pieces_[piece]);
     streamed_elements_.push_back(streamed_[at(unit)] ? pieces_[piece].range().size() : 0);
   }
-  if (!run_.late_embedding) return;
-  shares_.needed.front() = PassShares::never;
-  for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece) {
-    late_.push_back(pieces_.unit_of(piece) == 0 ? 1 : 0);
-    if (late_.back() != 0) schedule_.set_late(pieces_[piece]);
-  }
 }
 
 SimulatedStep StepPlay::step() {
@@ -128,7 +122,7 @@ void StepPlay::advance() {
   for (std::size_t i = 0; i < bandwidth_users; ++i)
     if (all[i]->busy && !(link_stands_still && all[i] == &link_)) active |= std::size_t{1} << i;
   const BandwidthRates& rates = bandwidth_.rates(active);
-  double until = device_.busy ? device_ends_ : waits_for_rows_ ? run_.rows_seconds() : forever;
+  double until = device_.busy ? device_ends_ : forever;
   std::size_t next = bandwidth_users;
   for (std::size_t i = 0; i < bandwidth_users; ++i)
     if (const double end = all[i]->busy ? now_ + all[i]->left / rates[i] : forever; end < until) {
@@ -143,7 +137,6 @@ void StepPlay::advance() {
       next_collective = lane;
     }
   SO_CHECK(until < forever, "a simulated step that never ends");
-  waits_for_rows_ = false;  // the device is asked again
   const double seconds = until - now_;
   // Waits for weights that are brought for each use, for gradients that move, and until one in slices is reduced.
   const bool of_the_pass = waits_for_ == WaitReason::stream || waits_for_ == WaitReason::moving ||

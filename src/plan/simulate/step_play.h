@@ -86,8 +86,6 @@ class StepPlay {
   void finish_device();
   // The unit's gradient is complete, of all ranks.
   void landed(int unit);
-  // The late embedding's rows have been read.
-  void open_late();
 
   // ---- The host: the policy's choice, and AdamW (play_host.cpp) ----
   std::int64_t count_places() const;
@@ -156,7 +154,6 @@ class StepPlay {
   std::size_t next_op_ = 0;
   WaitReason waits_for_ = WaitReason::host;
   bool for_collective_ = false;  // that wait
-  bool waits_for_rows_ = false;  // of a late embedding
   double wait_began_ = -1;
   // Of this micro-batch: seconds of waits for weights that are brought for each use and for places of gradients that
   // move or are in slices, those of them for gradients that move and for collectives, and bytes that were copied.
@@ -214,7 +211,6 @@ class StepPlay {
   PassShares shares_;
   bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
   UpdateChoice choice_;
-  std::vector<std::uint8_t> late_;               // by piece; empty: none is
   std::vector<std::int64_t> streamed_elements_;  // by piece
   StepTimes asked_with_;
   PassShares asked_shares_;
