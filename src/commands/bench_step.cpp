@@ -271,7 +271,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
            describe(plan.decoder.keep, plan.decoder.tile_rows), optimizer);
   const std::string frozen = frozen_line(layout);
   if (!frozen.empty()) log_info("{}", frozen);
-  const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.owners());
+  const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);
   log_detail("memory plan:\n{}", plan.memory.table());
 
   // One stream for all, as the ops want it.
@@ -325,8 +325,8 @@ all, a line each says what the ranks measured, and the rest is rank 0's.)",
                   "true",
                   "there is no optimizer",
                   {"offload_optimizer", "offload_ratio", "streamed_layers", "gathered_layers", "mode", "cast_side",
-                   "update_over_link", "move_gradients", "bucket_size", "max_grad_norm",
-                   "optimizer_state_dtype", "gpus", "sequence_parallel_size", "bind_cores_to_rank", "collectives"}},
+                   "update_over_link", "move_gradients", "bucket_size", "max_grad_norm", "optimizer_state_dtype",
+                   "gpus", "sequence_parallel_size", "bind_cores_to_rank", "collectives"}},
                  {"device", "cpu", "the memory of its ranks is the host's", {"collectives"}},
                  all_state_on_device("offload_optimizer", "none"),
                  one_rank(),

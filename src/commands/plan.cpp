@@ -190,7 +190,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   step.reference =
       reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep), backward) *
       micro_batches;
-  step.host_share = host_share(layout, plan.engine.owners());
+  step.host_share = host_share(layout, plan.engine.device_units);
   step.device = {plan.memory.total(MemoryKind::device), *machine.device_memory};
   step.host = {plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};
   step.disk = saved_bytes(exported_bytes(layout, plan.engine.formats.exported), layout.trained_parameter_elements(),

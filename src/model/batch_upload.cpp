@@ -75,7 +75,6 @@ DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::sp
     std::memcpy(staging + at, values.data(), values.size_bytes());
   };
   put(0, batch.ids);
-  result.ids_on_host = {staging, static_cast<std::size_t>(n)};
   put(n, batch.targets);
   put(2 * n, batch.positions);
   add_rope_rows(batch, text_tokens, {staging + 2 * n, static_cast<std::size_t>(n)});

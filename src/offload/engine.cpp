@@ -36,7 +36,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
               : policy                                   ? std::move(policy)
                                                          : make_adaptive_policy()),
       buckets_(shard_buckets(
-          make_buckets(layout, settings.bucket_elements, settings.owners(), cuts_within_units(settings, ranks)),
+          make_buckets(layout, settings.bucket_elements, settings.device_units, cuts_within_units(settings, ranks)),
           ranks)),
       weights_(device, layout, settings.formats.weights, settings.weight_places, residencies_of_units(layout, settings),
                buckets_,
@@ -103,12 +103,6 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
     unit_buckets_.push_back({first, last});
     landed_.push_back(device.create_event(Timing::on));
   }
-  if (settings.late_embedding) {
-    mark_late(0);
-    late_rows_ = std::make_unique<LateRows>(device, host_, layout.range(0), weights_.on_device().weight(0),
-                                            gradients_.places().view(0));
-    rows_read_ = device.create_event();
-  }
   if (!device.backed()) return;
   const auto stream = device.create_stream("clear");
   device_state_.clear(*stream);
@@ -126,8 +120,7 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
   }
-  // The first pass needs only rows of a late embedding, and does not wait for the whole.
-  if (!late_rows_ || unit != 0) passes_.need(unit, stream);
+  passes_.need(unit, stream);
   if (!here) waits_.begin(stream, sent ? weights.reason() : WaitReason::host);
   if (!sent) choose_updates();
   for (const Bucket& bucket : buckets) {  // also if all are here: a copy that failed must stop this stream too
@@ -197,7 +190,6 @@ void OffloadEngine::require_updates(Stream& stream) {
 void OffloadEngine::release_weights(int unit, Stream& stream) {
   weights_.of(unit).release(unit, stream);
   weights_.released();
-  if (unit == 0 && reads_rows_) rows_are_read(stream);
 }
 
 void OffloadEngine::require_gradients(int unit, Stream& stream) {
@@ -435,9 +427,8 @@ Verdict OffloadEngine::take_verdict(Stream& compute, std::span<const GradStats> 
   host_.decide(verdict.finite, !clipped, step);
   waits_.end(compute);
   device_optimizer_.decide(verdict.finite, step, compute);
-  const OwnerSplit owners = settings_.owners();
   for (int unit = 0; unit < layout_.units(); ++unit)
-    if (!owners.on_device(unit))
+    if (unit >= settings_.device_units)
       weights_.of(unit).settle(unit, verdict.finite);
     else if (verdict.finite)
       weights_.of(unit).drop(unit);
@@ -456,7 +447,6 @@ EngineCounters OffloadEngine::counters() const {
   all.seconds = std::chrono::duration<double>(at - made_).count();
   all.streamed_units = weights_.copies(ResidencyKind::streamed);
   all.gathered_units = weights_.copies(ResidencyKind::gathered);
-  all.rows_brought = late_rows_ ? late_rows_->brought() : 0;
   all.sums_brought = moved_ ? moved_->sums_brought() : 0;
   all.device_updates = device.committed;
   all.committed_buckets = device.committed + all.host.committed;

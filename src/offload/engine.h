@@ -11,8 +11,7 @@
 // thread itself waits.
 //   begin_step()
 //   for each micro-batch, before the last one begin_last_micro_batch():
-//     forward, unit by unit:   require_weights()    blocks until the host has sent the unit's weights of the last step;
-//                                                   require_rows(), until it has made those of an embedding's rows
+//     forward, unit by unit:   require_weights()    blocks until the host has sent the unit's weights of the last step
 //                              work that reads weight(), release_weights()
 //     backward, last first:    require_weights()
 //                              require_gradients()  blocks until the host has read the unit's gradient of the last step
@@ -36,7 +35,6 @@
 #include "offload/device_waits.h"
 #include "offload/engine_settings.h"
 #include "offload/host_optimizer.h"
-#include "offload/late_rows.h"
 #include "offload/memory/frozen_weights.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/parameter_source.h"
@@ -65,7 +63,6 @@ struct EngineCounters {
   std::int64_t device_updates = 0;  // of the committed buckets, those the device updated
   std::int64_t streamed_units = 0;  // copies of a unit's weights from where they stream
   std::int64_t gathered_units = 0;  // gathers of a unit's weights for a use
-  std::int64_t rows_brought = 0;    // of a late embedding, whose new weights were made ahead of the others
   std::int64_t sums_brought = 0;    // units whose sum of gradients came back for another micro-batch
   double seconds = 0;               // that passed; those of `host` add up to them, unless the host owns nothing
   HostCounters host;
@@ -88,7 +85,6 @@ class OffloadEngine final : public WeightSource, public GradientSink {
 
   // WeightSource
   void require_weights(int unit, Stream& stream) override;
-  void require_rows(int unit, std::span<const std::int32_t> rows, Stream& stream) override;
   void release_weights(int unit, Stream& stream) override;
   Tensor weight(int first, int count = 1) const override { return weights_.on_device().weight(first, count); }
 
@@ -115,8 +111,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // preview_rows() computes those rows' weights. Requires weights in the caller's memory.
   void set_late(int unit);
   // Between a step's verdict and anything that requires a late unit's weights. Computes those of some rows of such a
-  // unit's parameter, as HostOptimizer::begin_rows() has it; they are written on return. Returns false, having done
-  // nothing, if the unit's update may have begun already: then it must be required.
+  // unit's parameter, as HostOptimizer::preview_rows() does. Returns false, having done nothing, if the unit's update
+  // may have begun already: then it must be required.
   bool preview_rows(int parameter, std::int64_t width, std::span<const std::int64_t> rows, const void* gradients,
                     void* weights);
   // Where the gradient of a host-owned unit's parameter lies on the device, from its last step's until the next one.
@@ -219,9 +215,6 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void choose_updates();  // once in a step's last micro-batch, by its first gradient
   // This step's updates, whose gradients are multiplied by `clip`.
   AdamWSteps steps(float clip) const;
-  void mark_late(int unit);
-  // The model has enqueued on `stream` what reads the rows that were brought to it.
-  void rows_are_read(Stream& stream);
   // Whether the parameter is to have a gradient in this step.
   bool is_updated(int parameter) const {
     return layout_.parameter(parameter).trained &&
@@ -297,11 +290,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const std::unique_ptr<RankExchange> exchange_;  // null with one rank
   FrozenWeights frozen_;
   DeviceOptimizer device_optimizer_;
-  std::unique_ptr<Event> rows_read_;       // the model has read the rows of a late embedding
   HostOptimizer host_;                     // its thread uses all the others
   std::unique_ptr<MovedGradients> moved_;  // null where gradients do not move
-  std::unique_ptr<LateRows> late_rows_;    // null where the embedding is not a late one
-  bool reads_rows_ = false;                // they were brought, and unit 0 is not released yet
 };
 
 }  // namespace so

@@ -26,16 +26,6 @@ void check_ranks(const EngineSettings& settings, const Communicator& ranks) {
            "{} ranks with weights made of masters, of which none are gathered", ranks.size());
 }
 
-void check_late_embedding(const EngineSettings& settings, const ParameterLayout& layout, const Communicator& ranks) {
-  if (!settings.late_embedding) return;
-  const auto [first, end] = layout.unit_parameters(0);
-  SO_CHECK(end == first + 1 && layout.parameter(first).trained && layout.parameter(first).shape.size() == 2,
-           "a late embedding where unit 0 is not one trained matrix");
-  SO_CHECK(ranks.size() == 1 && settings.weight_places.empty() && settings.schedule == Schedule::overlapped,
-           "a late embedding on {} ranks, or in the caller's memory, or in a schedule that waits for all",
-           ranks.size());
-}
-
 }  // namespace
 
 std::vector<ResidencyKind> residencies_of_units(const ParameterLayout& layout, const EngineSettings& settings) {
@@ -51,7 +41,7 @@ std::vector<ResidencyKind> residencies_of_units(const ParameterLayout& layout, c
 bool cuts_within_units(const EngineSettings& settings, const Communicator& ranks) {
   return (ranks.size() > 1 && settings.formats.gradients != settings.formats.rank_sums) ||
          settings.device_weights != ResidencyKind::resident || settings.host_gradients == GradientResidency::moved ||
-         settings.streamed_units > 0 || settings.gathered > 0 || settings.units_in_any_order || settings.late_embedding;
+         settings.streamed_units > 0 || settings.gathered > 0 || settings.units_in_any_order;
 }
 
 GradientPlaces gradient_places(const ParameterLayout& layout, const EngineSettings& settings, int ranks) {
@@ -64,7 +54,6 @@ GradientPlaces gradient_places(const ParameterLayout& layout, const EngineSettin
 void check_engine_settings(const EngineSettings& settings, const ParameterLayout& layout, const Communicator& ranks) {
   check_ranks(settings, ranks);
   check_weight_places(settings, layout, ranks);
-  check_late_embedding(settings, layout, ranks);
   check_formats(settings.formats);
 }
 

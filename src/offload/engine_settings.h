@@ -8,7 +8,6 @@
 #include "collectives/route.h"
 #include "offload/memory/device_weights.h"
 #include "offload/schedule/gradient_places.h"
-#include "offload/schedule/owner_split.h"
 #include "offload/schedule/parameter_layout.h"
 #include "offload/schedule/residency.h"
 #include "offload/schedule/schedule.h"
@@ -21,9 +20,6 @@ namespace so {
 struct EngineSettings {
   NumberFormats formats;  // the engine reads weights, gradients and moments
   int device_units = 0;   // units before this one belong to the device, the others to the host
-  // Whether unit 0 is the host's all the same, and updated last (OwnerSplit). It is one trained matrix then, of which
-  // rows are asked for by WeightSource::require_rows(). Goes with one rank and the engine's own weights.
-  bool late_embedding = false;
   Schedule schedule = Schedule::overlapped;
   // Where the weights of device-owned units are between their uses: resident, or from_masters, which takes time and
   // saves device memory. Units that stay (ParameterLayout::stays()) are always resident. With several ranks
@@ -65,8 +61,6 @@ struct EngineSettings {
   // device-owned units begin at multiples of 16 bytes, and the device writes them there. Master weights are to be
   // written, and uploaded, before the first step.
   std::vector<WeightPlace> weight_places;
-
-  OwnerSplit owners() const { return {device_units, late_embedding}; }
 };
 
 // Says by unit where its weights are between their uses.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/bf16_arrays.h"
@@ -97,8 +98,7 @@ void HostOptimizer::end_threads() {
 
 template <class Ready>
 void HostOptimizer::wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready, bool needs_late) {
-  if (needs_late && late_may_not_begin() && !ready()) {
-    store_late();
+  if (needs_late && schedule_.late_closed() && !ready()) {
     schedule_.open_late();
     changed_.notify_all();
   }
@@ -158,7 +158,7 @@ void HostOptimizer::bring_sum(const Bucket& bucket, Stream& stream) {
 
 void HostOptimizer::landed(Bucket& bucket, Event& complete) {
   Entry& e = entry(bucket);
-  if (e.stored && !e.late) ring_.fetch(e.stored, gradient_of(bucket), complete, *e.fetched);
+  if (e.stored) ring_.fetch(e.stored, gradient_of(bucket), complete, *e.fetched);
   {
     const std::lock_guard lock(mutex_);
     e.complete = &complete;
@@ -172,7 +172,6 @@ void HostOptimizer::decide(bool stands, bool unclipped, const AdamWSteps& steps)
     const std::lock_guard lock(mutex_);
     throw_error();
     final_ = steps;
-    late_read_ = nullptr;
     schedule_.decide(stands, unclipped);
   }
   changed_.notify_all();
@@ -279,7 +278,6 @@ StepTimes HostOptimizer::times() const {
 // ---- The host's thread ----
 
 bool HostOptimizer::prepare() {
-  open_late_if_read();
   bool adopted = false;
   int index = schedule_.take();
   // To adopt is no work, and there are hundreds: they are not worth a turn each.
@@ -335,14 +333,6 @@ bool HostOptimizer::take_turn() {
 
 void HostOptimizer::wait_for_work(std::unique_lock<std::mutex>& lock) {
   const HostSchedule::Idle idle = schedule_.idle();
-  const auto wait_for = [&](Event& event) {
-    clock_.enter(HostTime::gradient);
-    lock.unlock();
-    event.synchronize();
-    lock.lock();
-  };
-  // Late buckets come next, since the device reads their weights before it makes a gradient.
-  if (late_read_ != nullptr) return wait_for(*late_read_);
   Event* const complete = idle.bucket < 0 ? nullptr : entry(idle.bucket).complete;
   if (complete == nullptr || complete->done()) {
     clock_.enter(idle.reason);
@@ -351,7 +341,10 @@ void HostOptimizer::wait_for_work(std::unique_lock<std::mutex>& lock) {
   }
   // The engine's thread is ahead of the device, so the gradient that the reason holds back is still to be computed:
   // until then it is waited for. Nothing is missed: what could be taken before is a gradient that comes after it.
-  wait_for(*complete);
+  clock_.enter(HostTime::gradient);
+  lock.unlock();
+  complete->synchronize();
+  lock.lock();
 }
 
 void HostOptimizer::wait_for_slot(const Work& work) {

@@ -13,7 +13,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -44,7 +43,7 @@ class HostOptimizer {
  public:
   // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. `gradients` lie on the device;
   // they are fetched when the host works on a bucket, or, with `store_gradients`, into pinned memory as soon as they
-  // are complete, those of late buckets as they are opened. Weights that have host memory (WeightResidency) are written
+  // are complete. Weights that have host memory (WeightResidency) are written
   // there, not sent, and those that follow masters (UnitWeights) are made by cast_masters(). `update_over_link`: the
   // device updates too. `state` is pinned for either of the latter. All references must outlive it.
   struct Ways {
@@ -98,24 +97,15 @@ class HostOptimizer {
   void reopen();
 
   // From the next gradient on the bucket is a late one (HostSchedule::set_late()): it is updated after the others, once
-  // a call waits for it or for all, or open_late() is called.
+  // a call waits for it or for all, or preview_rows() has been called. Goes without stored gradients.
   void set_late(const Bucket& bucket);
-  // Whether the last verdict's update of late buckets waits for open_late(), so that it cannot begin meanwhile.
-  bool late_waits() const;
-  // Begins to compute the weights that the last verdict gives some rows of a parameter in late buckets, before all that
-  // the pool has to do. Returns nothing, having done nothing, if the late buckets' update may have begun already: then
-  // the caller must require the buckets' weights.
-  // `rows`: of `width` elements. `gradients` and `weights`: [rows, width], in the formats of both on the device. All
-  // three stay where they are until finish_rows() of the job, which precedes open_late().
-  std::optional<ThreadPool::Job> begin_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows,
-                                            Tensor gradients, Tensor weights);
-  // Takes part until the rows' weights are written.
-  void finish_rows(ThreadPool::Job rows) { pool_.finish(std::move(rows)); }
-  // The late buckets' update may begin, which writes over their weights: once the device has come to `read`, if it is
-  // given. That event stays as it is until the next verdict, and outlives this.
-  void open_late(Event* read = nullptr);
-  // Work that follows on `stream` comes after the weights that late buckets have been sent so far.
-  void require_late_weights(Stream& stream);
+  // Computes the weights that the last verdict gives some rows of a parameter in late buckets, before all that the pool
+  // has to do, and then lets these buckets' update begin. Takes part, and returns when the weights are written. Returns
+  // false, having done nothing, if their update may have begun already: then the caller must require the buckets'
+  // weights.
+  // `rows`: of `width` elements. `gradients` and `weights`: [rows, width], in the formats of both on the device.
+  bool preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows, Tensor gradients,
+                    Tensor weights);
 
   // A bucket's weights are final when they are those of the last verdict. They are sent once their copy to the device
   // is enqueued, and here once it is done.
@@ -163,7 +153,6 @@ class HostOptimizer {
     Event* complete = nullptr;                // its gradient
     std::byte* stored = nullptr;              // where its gradient is stored, if it is
     std::unique_ptr<Event> fetched, current;  // its gradient was read; its weights are on the device
-    bool late = false;                        // what the schedule says; the engine's thread reads it without the lock
   };
   struct Work {
     int index = -1;
@@ -222,13 +211,6 @@ class HostOptimizer {
   void throw_error() const {
     if (error_) std::rethrow_exception(error_);
   }
-  // The engine's thread: enqueues the way of late buckets' gradients to where they are stored. Earlier it would hold up
-  // the verdict's statistics, and the gradients of single rows, which share a copy engine with it.
-  void store_late();
-  // late_waits(); mutex_ is held.
-  bool late_may_not_begin() const { return schedule_.late_closed() && late_read_ == nullptr; }
-  // Late buckets may be taken if what reads their weights has run. mutex_ is held.
-  void open_late_if_read();
   // Late buckets are no longer held back, unless it is ready or does not need them.
   template <class Ready>
   void wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready, bool needs_late = true);
@@ -255,7 +237,6 @@ class HostOptimizer {
   HostSchedule schedule_;
   std::vector<Entry> entries_;  // by bucket; events are null for those of others
   AdamWSteps unclipped_, final_;
-  Event* late_read_ = nullptr;  // open_late()'s, until late buckets are open
   bool stop_ = false;
   std::exception_ptr error_;
   HostPace pace_, link_pace_;

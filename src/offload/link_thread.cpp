@@ -11,7 +11,6 @@ bool HostOptimizer::next_over_link(LinkTask& task) {
   std::unique_lock lock(mutex_);
   for (;;) {
     if (stop_ || error_) return false;
-    open_late_if_read();
     const int index = link_->full() ? -1 : schedule_.take(Updater::link);
     if (index >= 0) {
       Entry& e = entry(index);

@@ -15,8 +15,6 @@ class DryEngineOps final : public EngineOps {
   void copy(Stream&, std::span<const DeviceCopy>) override {}
   void add(Stream&, Tensor, Tensor) override {}
   void sum_of_ranks(Stream&, std::span<const RankSum>, Accumulate, int) override {}
-  void gather_rows(Stream&, Tensor, Tensor, Tensor) override {}
-  void scatter_rows(Stream&, Tensor, Tensor, Tensor) override {}
 };
 
 void expect_float(const char* op, const char* argument, DType dtype) {
@@ -77,18 +75,6 @@ void check_sum_of_ranks(std::span<const RankSum> sums, int rank) {
              rank, others.dim(0) + 1);
     SO_CHECK((own && out && (others || others.dim(0) == 0)) || own.size() == 0, "{}: a tensor is empty", op);
   }
-}
-
-void check_rows(const char* op, const Tensor& table, const Tensor& some, const Tensor& rows) {
-  expect_float(op, "the table", table.dtype());
-  SO_CHECK(some.dtype() == table.dtype(), "{}: rows are {}, the table is {}", op, name_of(some.dtype()),
-           name_of(table.dtype()));
-  SO_CHECK(rows.dtype() == DType::i32 && rows.rank() == 1, "{}: the rows' numbers are {} {}", op, name_of(rows.dtype()),
-           shape_string(rows.shape()));
-  SO_CHECK(table.rank() == 2 && some.rank() == 2 && some.dim(0) == rows.dim(0) && some.dim(1) == table.dim(1),
-           "{}: {} numbers of rows {} of a table {}", op, rows.size(), shape_string(some.shape()),
-           shape_string(table.shape()));
-  SO_CHECK((table && some && rows) || some.size() == 0, "{}: a tensor is empty", op);
 }
 
 std::unique_ptr<EngineOps> make_engine_ops(Device& device) {

@@ -74,12 +74,6 @@ class EngineOps {
   void sum_of_ranks(Stream& stream, Tensor out, Accumulate mode, Tensor own, Tensor others, int rank) {
     sum_of_ranks(stream, std::array{RankSum{out, own, others}}, mode, rank);
   }
-  // out[i] = in[rows[i]] for each i: rows of a table [N, width] to out [n, width], both f32 or both bf16. rows: i32 [n]
-  // in the device's memory, each in [0, N); a row may be asked for several times. One outside the table shows only when
-  // the operation runs: a Bug on a CPU's stream, and on a GPU the end of the program. `out` and `in` do not overlap.
-  virtual void gather_rows(Stream&, Tensor out, Tensor in, Tensor rows) = 0;
-  // out[rows[i]] = in[i], the other way: out [N, width], in [n, width], and `rows` distinct. Other rows of `out` stay.
-  virtual void scatter_rows(Stream&, Tensor out, Tensor in, Tensor rows) = 0;
 };
 
 // The implementation for the device's kind; for a dry device, one that does nothing.

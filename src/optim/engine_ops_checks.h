@@ -32,7 +32,5 @@ void check_grad_stats(std::span<const StatsOf> gradients, const Tensor& scratch)
 void check_cast(std::span<const DeviceCast> casts);
 void check_add(const Tensor& out, const Tensor& in);
 void check_sum_of_ranks(std::span<const RankSum> sums, int rank);
-// This serves both directions: `some` are the rows of the table that have the numbers `rows`.
-void check_rows(const char* op, const Tensor& table, const Tensor& some, const Tensor& rows);
 
 }  // namespace so

@@ -13,21 +13,15 @@
 namespace so {
 namespace {
 
-// The split that is asked for; none: it is to be chosen.
-std::optional<OwnerSplit> requested_owners(const RunRequest& request, const ParameterLayout& layout,
-                                           const Backend& backend) {
-  const std::optional<int> device_units = requested_device_units(request, layout, backend);
-  return device_units ? std::optional(OwnerSplit(*device_units)) : std::nullopt;
-}
-
 // Whether plan_training() would return, sooner than by calling it.
 bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                    const TrainingShape& shape, const RunRequest& request, WeightOrigin origin) {
   // Soon seen of a model that is far too large, whose plan would take long.
   const NumberFormats formats = number_formats(request);
-  const std::optional<OwnerSplit> owners = requested_owners(request, layout, *machine.backend);
+  const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
   const int gathered = most_gathered_units(request, layout, request.gpus);
-  if (room_of(machine).misfit(least_memory(layout, machine, formats, owners, request.gpus, gathered))) return false;
+  if (room_of(machine).misfit(least_memory(layout, machine, formats, device_units, request.gpus, gathered)))
+    return false;
   // Only a whole plan knows how much is to be locked.
   const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
   if (machine.device_memory && !lock_limited) {
@@ -45,29 +39,29 @@ bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const
 // Throws if the state alone exceeds a memory. What layers keep comes on top of it, whatever they keep.
 void require_state(const ParameterLayout& layout, const PlanningMachine& machine, const RunRequest& request) {
   const NumberFormats formats = number_formats(request);
-  const std::optional<OwnerSplit> owners = requested_owners(request, layout, *machine.backend);
+  const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
   const int gathered = most_gathered_units(request, layout, request.gpus);
-  const MemoryPlan plan = least_memory(layout, machine, formats, owners, request.gpus, gathered);
+  const MemoryPlan plan = least_memory(layout, machine, formats, device_units, request.gpus, gathered);
   std::string advice =
       fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);
   const MemoryRoom room = room_of(machine);
   NumberFormats narrow = formats;
   narrow.moments = DType::bf16;
-  if (formats != narrow && !room.misfit(least_memory(layout, machine, narrow, owners, request.gpus, gathered)))
+  if (formats != narrow && !room.misfit(least_memory(layout, machine, narrow, device_units, request.gpus, gathered)))
     advice +=
         "keep AdamW's moments in bf16 (--optimizer_state_dtype "
         "bf16, which train wants with --adam_beta2 0.996 or less), ";
   const std::string smaller = "train a smaller one or use a ";
   const auto refusal = room.misfit(
-      plan, {.for_device =
-                 advice +
-                 (owners && owners->device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
-                 smaller + "GPU with more memory",
-             .for_host = advice + smaller + "machine with more memory"});
+      plan,
+      {.for_device = advice +
+                     (device_units.value_or(0) > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
+                     smaller + "GPU with more memory",
+       .for_host = advice + smaller + "machine with more memory"});
   if (!refusal) return;
   const int most = request.gpus == 1 ? 0 : most_gathered_units(layout.units());
   if (gathered >= most || !room.device ||
-      room.misfit(least_memory(layout, machine, formats, owners, request.gpus, most)))
+      room.misfit(least_memory(layout, machine, formats, device_units, request.gpus, most)))
     throw *refusal;
   const std::string why = gathered == 0
                               ? std::string(whole_on_each_rank)

@@ -24,12 +24,11 @@ std::string beside(double measured, double planned) {
 }
 
 // Returns the least ratio of few digits that splits the state so; it has as many digits as that takes.
-std::string ratio_for(const ParameterLayout& layout, OwnerSplit owners) {
-  const double share = host_share(layout, owners);
+std::string ratio_for(const ParameterLayout& layout, int device_units) {
+  const double share = host_share(layout, device_units);
   for (int digits = 2; digits <= 9; ++digits) {
     const double scale = std::pow(10.0, digits), ratio = std::min(1.0, std::ceil(share * scale) / scale);
-    if (device_units_for_ratio(layout, ratio) == owners.device_units)
-      return fmt::format("{:.{}f}", ratio, digits);
+    if (device_units_for_ratio(layout, ratio) == device_units) return fmt::format("{:.{}f}", ratio, digits);
   }
   return fmt::format("{}", share);
 }
@@ -76,12 +75,12 @@ std::string PlanReview::advice(const Rates& measured) const {
   if (planned_.update_seconds > 0) rates = with_host_change(rates, planned_.update_seconds / measured.update_seconds);
   const EngineSettings& now = plan_.engine;
   try {
-    const TrainingPlan same = replan_(rates, {host_share(layout_, now.owners()), now.streamed_units, now.gathered}),
+    const TrainingPlan same = replan_(rates, {host_share(layout_, now.device_units), now.streamed_units, now.gathered}),
                        other = replan_(rates, {});
     const double as_it_is = same.estimate->seconds(), best = other.estimate->seconds();
     std::string options;
-    if (other.engine.owners() != now.owners())
-      options += " --offload_ratio " + ratio_for(layout_, other.engine.owners());
+    if (other.engine.device_units != now.device_units)
+      options += " --offload_ratio " + ratio_for(layout_, other.engine.device_units);
     // Where all state is the device's, nothing streams, and the option is refused.
     if (other.engine.streamed_units != now.streamed_units && other.engine.device_units != layout_.units())
       options += fmt::format(" --streamed_layers {}", other.engine.streamed_units);
@@ -92,7 +91,7 @@ std::string PlanReview::advice(const Rates& measured) const {
     return fmt::format(
         "at these speeds a new plan would have {:.1f}% of the optimizer state on the host, not {:.1f}%, and stream the "
         "weights of {} layers, not {}:{} would take {:.3f} s a step instead of {:.3f} ({:+.1f}%)",
-        100 * host_share(layout_, other.engine.owners()), 100 * host_share(layout_, now.owners()),
+        100 * host_share(layout_, other.engine.device_units), 100 * host_share(layout_, now.device_units),
         other.engine.streamed_units, now.streamed_units, options, best, as_it_is, 100 * (best / as_it_is - 1));
   } catch (const Error&) {
     return "at these speeds no other plan was found";

@@ -89,7 +89,7 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
                                      : plan.engine.formats.rank_sums == DType::f32 && plan.shape.ranks > 1
                                          ? ", which ranks add up in fp32"
                                          : ", as asked"));
-  if (host_share(layout, plan.engine.owners()) > 0)
+  if (host_share(layout, plan.engine.device_units) > 0)
     if (plan.engine.device_units == 0 || machine.device_memory)
       plan.reasons.push_back(fmt::format(
           "buckets of {} in fp32{}; {} transfer buffers in each direction; AdamW on {} host thread{}",
@@ -128,8 +128,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     }
     choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
   } else {
-    const int device_units =
-        requested_device_units(request, layout, *machine.backend).value_or(0);
+    const int device_units = requested_device_units(request, layout, *machine.backend).value_or(0);
     plan.engine.device_units = device_units;
     plan.engine.streamed_units =
         std::min(request.streamed_layers.value_or(0), most_streamed_units(layout.units(), device_units));
@@ -171,7 +170,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
           plan.engine.gathered, shape.ranks, request.gathered_layers ? "as asked" : "since whole ones do not fit"));
     plan.reasons.push_back(fmt::format(
         "optimizer state: {:.1f}% in host memory; AdamW starts before the gradient norm is known for {} buckets",
-        100 * host_share(layout, plan.engine.owners()), plan.engine.undo_buckets));
+        100 * host_share(layout, plan.engine.device_units), plan.engine.undo_buckets));
   }
   add_activations(spec, machine, training_advice.for_device, plan);
   say_what_is_given(layout, machine, engine_settings(request).bucket_elements, plan);

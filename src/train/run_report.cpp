@@ -49,7 +49,7 @@ std::string plan_line(const StepOptions& options, const TrainingPlan& plan, cons
   std::string line = fmt::format("plan: {} of {}{} x {}", counted(total_steps, "step"), ranks_text(plan.shape),
                                  options.gradient_accumulation_steps, counted(options.batch_size, "row"));
   if (machine.device_memory)  // else all memory is the host's
-    line += fmt::format("; optimizer state {}", state_text(host_share(layout, plan.engine.owners())));
+    line += fmt::format("; optimizer state {}", state_text(host_share(layout, plan.engine.device_units)));
   line += fmt::format("; activations kept: {}", describe(plan.decoder.keep, plan.decoder.tile_rows));
   if (plan.engine.streamed_units > 0)
     line += fmt::format("; weights of {} streamed from host memory", counted(plan.engine.streamed_units, "layer"));

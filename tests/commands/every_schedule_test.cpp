@@ -44,9 +44,7 @@ class EverySchedule : public testing::TestWithParam<Run> {
     c.set("offload_ratio", manner.ratio);
     // Where the host has no state there is nothing to schedule, and these are refused.
     if (std::string_view(manner.ratio) != "0")
-      c.set("mode", manner.mode)
-          .set("streamed_layers", manner.streamed)
-          .set("move_gradients", manner.moves_gradients);
+      c.set("mode", manner.mode).set("streamed_layers", manner.streamed).set("move_gradients", manner.moves_gradients);
     if (resume) c.flag("resume");
     const Outcome o = run(c.words(), temporary_.path());
     EXPECT_EQ(o.exit_code, 0) << o.err;

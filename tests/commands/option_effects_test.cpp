@@ -126,8 +126,7 @@ const std::vector<Case>& cases() {
   static const std::string whole = without(all_of_train, "mask_history"),
                            unscaled = without(all_of_train, "rope_factor");
   static const std::string bench =
-      std::string(train) +
-      "device_memory profile streamed_layers mode cast_side update_over_link move_gradients";
+      std::string(train) + "device_memory profile streamed_layers mode cast_side update_over_link move_gradients";
   static const std::vector<Case> all = {
       {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
       {"train", "device", {"--device", "cpu"}, cpu.c_str()},

@@ -111,19 +111,6 @@ std::vector<Range> ranges(const std::vector<Bucket>& buckets) {
   return all;
 }
 
-TEST(MakeBuckets, ALateEmbeddingIsTheHosts) {
-  std::mt19937 random(8);
-  for (int trial = 0; trial < 50; ++trial) {
-    const ParameterLayout layout = random_layout(random);
-    const int device_units = static_cast<int>(random() % static_cast<unsigned>(layout.units() + 1));
-    for (const Bucket& bucket :
-         make_buckets(layout, ParameterLayout::alignment << (random() % 12), {device_units, true}, true)) {
-      const int unit = layout.unit_of(bucket.range().begin);
-      EXPECT_EQ(bucket.on_host(), unit == 0 || unit >= device_units) << unit;
-    }
-  }
-}
-
 TEST(MakeBuckets, CoverTheRangeAlignedAndNeverTooLarge) {
   std::mt19937 random(7);
   int cut_inside = 0, joined_units = 0;

@@ -220,23 +220,13 @@ class EngineRig {
     engine_.upload_weights(stream());
   }
 
-  // A pass that only looks at the weights, as an evaluation; of unit 0, where look_up() has named some, at these rows.
+  // A pass that only looks at the weights, as an evaluation.
   void forward() {
     for (int unit = 0; unit < layout_.units(); ++unit) {
-      const bool some = unit == 0 && !rows_.empty();
-      if (some)
-        engine_.require_rows(unit, rows_, stream());
-      else
-        engine_.require_weights(unit, stream());
-      some ? see_rows() : see(unit);
+      engine_.require_weights(unit, stream());
+      see(unit);
       engine_.release_weights(unit, stream());
     }
-  }
-
-  // Forward passes from now on read these rows of unit 0 alone; none: all. Backward passes do not read it.
-  void look_up(std::vector<std::int32_t> rows) {
-    rows_ = std::move(rows);
-    looks_up_ = true;
   }
 
   // A micro-batch as a model runs it, forward through the units and back, looking at their weights (seen()) at each
@@ -268,9 +258,8 @@ class EngineRig {
         continue;
       }
       if (before) before(unit);
-      const bool looked_up = unit == 0 && looks_up_;  // an embedding's backward pass reads no weights
-      if (!looked_up) engine_.require_weights(unit, stream());
-      if (!looked_up) see(unit);
+      engine_.require_weights(unit, stream());
+      see(unit);
       engine_.require_gradients(unit, stream());
       const auto [begin, end] = layout_.unit_parameters(unit);
       for (int p = begin; p < end;) {
@@ -286,7 +275,7 @@ class EngineRig {
               fresh && !(p == 0 && shared != nullptr) ? Accumulate::overwrite : Accumulate::add);
         p += count;
       }
-      if (!looked_up) engine_.release_weights(unit, stream());
+      engine_.release_weights(unit, stream());
       engine_.gradients_ready(unit, stream());
     }
   }
@@ -391,18 +380,6 @@ class EngineRig {
     }
   }
 
-  void see_rows() {
-    const Tensor table = engine_.weight(0);
-    Buffer& found = found_[-1];
-    const std::size_t bytes = static_cast<std::size_t>(table.dim(1)) * size_of(table.dtype());
-    if (!found) found = rig_.device().allocate(MemoryKind::pinned, table.bytes(), "test rows");
-    auto* to = static_cast<std::byte*>(found.data());
-    for (const std::int32_t row : rows_) stream().copy(std::exchange(to, to + bytes), table.rows(row, 1).data(), bytes);
-    stream().host("look at rows", [this, rows = static_cast<const char*>(found.data()), size = bytes * rows_.size()] {
-      seen_ = 31 * seen_ + std::hash<std::string_view>{}({rows, size});
-    });
-  }
-
   void write(int first, int count, std::vector<float> values, Accumulate expected) {
     const GradientSink::Target target = engine_.gradient(first, count);
     bool wanted = false;
@@ -455,8 +432,6 @@ class EngineRig {
   const ParameterLayout& layout_;
   DeviceRig rig_;
   std::map<int, Buffer> staging_, found_;  // by parameter
-  std::vector<std::int32_t> rows_;
-  bool looks_up_ = false;
   std::uint64_t seen_ = 0;
   std::vector<int> cpus_;
   ThreadPool host_pool_;

@@ -249,7 +249,7 @@ TEST(MovedGradients, WhatIsLeftComesBehindTheRest) {
   EngineSettings settings = sum_settings(GradientResidency::moved);
   settings.undo_buckets = 1000;
   int ahead = 0, left = 0;  // of the last unit
-  for (const Bucket& bucket : make_buckets(layered(), settings.bucket_elements, settings.owners(), true))
+  for (const Bucket& bucket : make_buckets(layered(), settings.bucket_elements, settings.device_units, true))
     if (layered().unit_of(bucket.range().begin) == layered().units() - 1) ++(bucket.index() % 2 == 0 ? ahead : left);
   ASSERT_GT(ahead, 1);
   ASSERT_GT(left, 1);

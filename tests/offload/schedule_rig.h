@@ -35,7 +35,6 @@ struct Task {
   Clips clipping = Clips::sometimes;
   int micro_batches = 1;
   bool bad_gradients = false;
-  bool looks_up = false;  // forward passes read some rows of unit 0
   auto operator<=>(const Task&) const = default;
 };
 
@@ -50,10 +49,9 @@ struct Manner {
   int streamed_units = 0;  // at most
   bool remade = false;     // inputs of some units are made again
   CastSide cast = CastSide::host;
-  bool over_link = false;       // the device updates too
-  bool late_embedding = false;  // the host updates unit 0 last
-  int resume_at = -1;           // a save and a resume in another engine before this step
-  bool delays = true;           // of the device, at random
+  bool over_link = false;  // the device updates too
+  int resume_at = -1;      // a save and a resume in another engine before this step
+  bool delays = true;      // of the device, at random
 };
 
 inline EngineSettings settings_of(const Task& task, const Manner& manner) {
@@ -71,7 +69,6 @@ inline EngineSettings settings_of(const Task& task, const Manner& manner) {
   if (manner.remade) settings.remade_inputs = {false, false, true, false, true, true, false};
   settings.cast = manner.cast;
   settings.update_over_link = manner.over_link;
-  settings.late_embedding = manner.late_embedding;
   if (manner.transient_gradients) settings.host_gradients = GradientResidency::moved;
   settings.weight_decay = 0.1;
   // Norms of a step are near 1000, or near 16 of every third.
@@ -104,15 +101,6 @@ inline Flat gradient_of(const Task& task, int step, int micro_batch) {
   if (step == 30)
     for (auto& values : gradient) values[0] = nan;
   return gradient;
-}
-
-// The rows that a micro-batch's forward pass reads: of the whole table now and then.
-inline std::vector<std::int32_t> rows_of(int step, int micro_batch) {
-  std::mt19937 random(static_cast<unsigned>(7 * step + micro_batch));
-  if (random() % 8 == 0) return {};
-  std::vector<std::int32_t> rows(1 + random() % 20);
-  for (std::int32_t& row : rows) row = static_cast<std::int32_t>(random() % 60);
-  return rows;
 }
 
 struct Result {
@@ -159,7 +147,6 @@ inline Result run(const Task& task, const Manner& manner, unsigned seed) {
       if (i + 1 == task.micro_batches) rig->engine().begin_last_micro_batch(1e-2 / (1 + step), updates + 1);
       if (manner.delays && random() % 4 == 0) rig->delay(static_cast<int>(random() % 400));
       gradients[static_cast<std::size_t>(i)] = gradient_of(task, step, i);
-      if (task.looks_up) rig->look_up(rows_of(step, i));
       rig->micro_batch(gradients[static_cast<std::size_t>(i)], i == 0);
     }
     if (manner.schedule == Schedule::overlapped && lets_work_ahead(step) && policy->chose_ahead())

@@ -137,7 +137,6 @@ TEST(Schedule, StressUnderRandomDelays) {
     manner.streamed_units = round % 3;
     manner.remade = round % 4 == 1;
     manner.over_link = round % 5 >= 2;
-    manner.late_embedding = task.looks_up = round % 3 == 1;
     manner.resume_at = round % 6 == 5 ? 20 : -1;
     SCOPED_TRACE("round " + std::to_string(round));
     const Result result = run(task, manner, ++seed);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "offload/schedule/pass_shares.h"
 #include "support/sanitized.h"
 
 namespace so {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "offload/schedule/pass_shares.h"
 #include "offload/schedule/step_time.h"
 
 namespace so {

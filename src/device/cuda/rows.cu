@@ -55,15 +55,6 @@ void move_rows(Tensor out, Tensor in, Tensor rows, cudaStream_t on) {
 
 }  // namespace
 
-void load_rows() {
-  load_kernel(rows_kernel<uint4, false>);
-  load_kernel(rows_kernel<uint4, true>);
-  load_kernel(rows_kernel<float, false>);
-  load_kernel(rows_kernel<float, true>);
-  load_kernel(rows_kernel<__nv_bfloat16, false>);
-  load_kernel(rows_kernel<__nv_bfloat16, true>);
-}
-
 void take_rows(cudaStream_t stream, Tensor out, Tensor in, Tensor rows) { move_rows<false>(out, in, rows, stream); }
 
 void scatter_rows(cudaStream_t stream, Tensor out, Tensor in, Tensor rows) { move_rows<true>(out, in, rows, stream); }

@@ -11,8 +11,5 @@ namespace so {
 void take_rows(cudaStream_t stream, Tensor out, Tensor in, Tensor rows);
 // out[rows[n]] = in[n], rows distinct; the others stay.  out T [V, H], in T [N, H].
 void scatter_rows(cudaStream_t stream, Tensor out, Tensor in, Tensor rows);
-// Loads these kernels to the current device. CUDA does so at a kernel's first use, for which it may wait until the
-// whole device is idle.
-void load_rows();
 
 }  // namespace so

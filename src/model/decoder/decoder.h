@@ -25,9 +25,7 @@ class SequenceExchange;
 // Device views of one micro-batch: N tokens of `documents` documents, without padding. Where its tokens are split among
 // ranks, the slice of this rank, and the documents of all.
 struct DeviceBatch {
-  Tensor ids, positions;  // i32 [N]
-  // The same ids in host memory, which is read while work is enqueued; or none.
-  std::span<const std::int32_t> ids_on_host;
+  Tensor ids, positions;     // i32 [N]
   Tensor targets;            // i32 [N], negative where there is no loss; empty when only logits are wanted
   Tensor loss_rows;          // i32 [M]: the rows that have a target, ascending; may be empty (then they are looked for)
   std::int64_t trained = 0;  // M, of all slices; what the router's loss counts by

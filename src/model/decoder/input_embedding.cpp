@@ -5,7 +5,7 @@
 namespace so {
 
 void InputEmbedding::forward(const DecoderPass& pass, Tensor x) const {
-  pass.weights.require_rows(0, pass.batch.ids_on_host, pass.stream);
+  pass.weights.require_weights(0, pass.stream);
   context_.ops.embedding(pass.stream, x, pass.weights.weight(context_.index.embedding), pass.batch.ids);
   pass.weights.release_weights(0, pass.stream);
   if (const float scale = this->scale(); scale != 1) context_.ops.add_scaled(pass.stream, x, Tensor(), x, scale);

@@ -2,9 +2,6 @@
 // for views. Whether anything moves, and where the arrays live, is the business of who implements this.
 #pragma once
 
-#include <cstdint>
-#include <span>
-
 #include "base/accumulate.h"
 #include "base/tensor.h"
 #include "device/device.h"
@@ -16,12 +13,6 @@ class WeightSource {
   virtual ~WeightSource() = default;
   // Work enqueued on `stream` after this call finds the weights of `unit` on the device, with all updates so far.
   virtual void require_weights(int unit, Stream& stream) = 0;
-  // The same for work that reads these rows of the unit's parameter alone, an embedding; `rows` in host memory, in any
-  // order, also repeated; none: all may be read. There may be no need to wait for the others.
-  virtual void require_rows(int unit, std::span<const std::int32_t> rows, Stream& stream) {
-    static_cast<void>(rows);
-    require_weights(unit, stream);
-  }
   // Work enqueued on `stream` after this call does not touch the weights of `unit`.
   virtual void release_weights(int unit, Stream& stream) = 0;
   // Device view of `count` joined parameters; valid for work enqueued between the two calls above.

@@ -44,11 +44,11 @@ void Bucket::redo() { move(BucketState::deferred, {BucketState::discarded}, "red
 void Bucket::depart() { move(BucketState::returning, {BucketState::committed, BucketState::discarded}, "depart"); }
 void Bucket::settle() { move(BucketState::idle, {BucketState::returning, BucketState::discarded}, "settle"); }
 
-std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, OwnerSplit owners,
+std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, int device_units,
                                  bool within_units) {
   SO_CHECK(elements > 0 && elements % ParameterLayout::alignment == 0, "bucket of {} elements", elements);
-  SO_CHECK(owners.device_units >= 0 && owners.device_units <= layout.units(), "{} units of {} for the device",
-           owners.device_units, layout.units());
+  SO_CHECK(device_units >= 0 && device_units <= layout.units(), "{} units of {} for the device", device_units,
+           layout.units());
   std::vector<Bucket> buckets;
   Range open{0, 0};
   Owner owner = Owner::host;
@@ -60,7 +60,7 @@ std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t ele
   for (int unit = 0; unit < layout.units(); ++unit) {
     if (within_units) close(layout.unit_range(unit).begin);
     for (const auto& [range, trained] : layout.stretches(unit)) {
-      const Owner wanted = !trained ? Owner::nobody : owners.on_device(unit) ? Owner::device : Owner::host;
+      const Owner wanted = !trained ? Owner::nobody : unit < device_units ? Owner::device : Owner::host;
       if (wanted != owner) close(range.begin);
       owner = wanted;
       if (range.end - open.begin <= elements) continue;  // joins the open bucket

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "offload/schedule/owner_split.h"
 #include "offload/schedule/parameter_layout.h"
 #include "optim/adamw.h"
 
@@ -76,7 +75,7 @@ class Bucket {
 // Cuts the flat range into buckets of at most `elements` (a multiple of ParameterLayout::alignment), first at unit
 // boundaries where they fall well, finer where a unit is larger than a bucket. In order, without gaps. Frozen
 // parameters belong to nobody; no bucket has two owners, and none parts of two units if `within_units`.
-std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, OwnerSplit owners,
+std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, int device_units,
                                  bool within_units = false);
 
 }  // namespace so

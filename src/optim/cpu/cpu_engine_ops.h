@@ -13,8 +13,6 @@ class CpuEngineOps final : public EngineOps {
   void copy(Stream&, std::span<const DeviceCopy> copies) override;
   void add(Stream&, Tensor out, Tensor in) override;
   void sum_of_ranks(Stream&, std::span<const RankSum> sums, Accumulate mode, int rank) override;
-  void gather_rows(Stream&, Tensor out, Tensor in, Tensor rows) override;
-  void scatter_rows(Stream&, Tensor out, Tensor in, Tensor rows) override;
 };
 
 }  // namespace so

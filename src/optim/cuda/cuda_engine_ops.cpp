@@ -1,6 +1,5 @@
 #include "optim/cuda/cuda_engine_ops.h"
 
-#include "device/cuda/rows.h"
 #include "optim/cuda/cuda.h"
 
 namespace so {
@@ -9,7 +8,6 @@ std::unique_ptr<EngineOps> make_cuda_engine_ops(Device& device) {
   device.make_current();
   CudaEngineOps::load_cast();
   CudaEngineOps::load_copy();
-  load_rows();
   CudaEngineOps::load_sum_of_ranks();
   return std::make_unique<CudaEngineOps>();
 }

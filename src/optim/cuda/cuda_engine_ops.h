@@ -13,8 +13,6 @@ class CudaEngineOps final : public EngineOps {
   void copy(Stream&, std::span<const DeviceCopy> copies) override;
   void add(Stream&, Tensor out, Tensor in) override;
   void sum_of_ranks(Stream&, std::span<const RankSum> sums, Accumulate mode, int rank) override;
-  void gather_rows(Stream&, Tensor out, Tensor in, Tensor rows) override;
-  void scatter_rows(Stream&, Tensor out, Tensor in, Tensor rows) override;
 
   // Of the current device, the kernels that run beside streams that wait for other ranks. CUDA loads a kernel at its
   // first use, for which it may wait until the whole device is idle.

@@ -77,9 +77,8 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
                 nccl ? (shape.sequence > 1 ? 2 : 1) : 0);
   state.memory.add_beside(MemoryKind::device, "page tables",
                           page_table_bytes(*machine.backend, state.memory.total(MemoryKind::pinned)));
-  state.undo_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(), [&](const Bucket& bucket) {
-    return bucket.on_host();
-  });
+  state.undo_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
+                                     [&](const Bucket& bucket) { return bucket.on_host(); });
   return state;
 }
 
@@ -119,7 +118,7 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
   const DType gradients = settings.formats.gradients, sums = settings.formats.rank_sums;
   std::vector<std::int64_t> weight_slices(in_slices.size()), gradient_slices(in_slices.size());
   std::vector<std::int64_t> masters(in_slices.size());  // of the host, that travel
-  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.owners(), true)) {
+  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.device_units, true)) {
     const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
     const std::int64_t slice = ShardMap(bucket.range().size(), ranks).slice(0).size();
     if (residencies[unit] == ResidencyKind::gathered) weight_slices[unit] += slice;
@@ -170,7 +169,7 @@ HeldByARank held_by_a_rank(const ParameterLayout& layout, int ranks, int gathere
 // The device has a memory of its own. Gradients of what the host owns may move to the host, and slices of weights in
 // bf16 may be made of their masters, whoever owns these.
 MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t device_memory,
-                                  const NumberFormats& formats, std::optional<OwnerSplit> owners, int ranks,
+                                  const NumberFormats& formats, std::optional<int> device_units, int ranks,
                                   int gathered) {
   const std::size_t state = state_bytes(formats.moments), gradient = size_of(formats.rank_sums),
                     slice = static_cast<std::size_t>(layout.trained_elements()) / static_cast<std::size_t>(ranks);
@@ -178,7 +177,8 @@ MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t dev
   const std::size_t made = formats.weights == DType::bf16 ? std::min(held.weight_slices, slice) : 0,
                     weights = (held.whole_weights + held.weight_slices - made) * size_of(formats.weights);
   std::size_t owned = std::min(slice, beyond(device_memory, weights) / (state + gradient));
-  if (owners) owned = static_cast<std::size_t>((1 - host_share(layout, *owners)) * static_cast<double>(slice));
+  if (device_units)
+    owned = static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(slice));
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", weights);
   plan.add(MemoryKind::device, "optimizer state", owned * state);
@@ -194,9 +194,9 @@ MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t dev
 }  // namespace
 
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
-                        std::optional<OwnerSplit> owners, int ranks, int gathered) {
+                        std::optional<int> device_units, int ranks, int gathered) {
   if (machine.device_memory && ranks > 1)
-    return least_memory_of_a_rank(layout, *machine.device_memory, formats, owners, ranks, gathered);
+    return least_memory_of_a_rank(layout, *machine.device_memory, formats, device_units, ranks, gathered);
   // All weights count, or those that are trained.
   const auto n = static_cast<std::size_t>(layout.elements()),
              trained = static_cast<std::size_t>(layout.trained_elements());
@@ -214,8 +214,8 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   // Units that the host owns only take turns on the device.
   const bool narrow = formats.weights == DType::bf16;
   const std::size_t owned =
-      owners ? static_cast<std::size_t>((1 - host_share(layout, *owners)) * static_cast<double>(trained))
-             : std::min(trained, *machine.device_memory / (state + gradient + (narrow ? 0 : weight)));
+      device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(trained))
+                   : std::min(trained, *machine.device_memory / (state + gradient + (narrow ? 0 : weight)));
   plan.add(MemoryKind::device, "optimizer state", owned * state);
   plan.add(MemoryKind::device, "gradients", owned * gradient);
   if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);

@@ -40,7 +40,7 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
 // The least that weights, gradients and one of `ranks` slices of the optimizer state take in these formats, if up to
 // `gathered` units may be gathered. A lower bound; the plan proper is exact.
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
-                        std::optional<OwnerSplit> owners, int ranks, int gathered);
+                        std::optional<int> device_units, int ranks, int gathered);
 
 // Books what the libraries behind a device take beside what is allocated through it, for a model that computes in
 // `activations`. `nccl_users`: of ranks whose collectives are NCCL's, one for gradients and weights, and one for groups

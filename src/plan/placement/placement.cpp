@@ -277,9 +277,8 @@ std::string describe_split(const PlacementInputs& in, int d) {
                        static_cast<double>(std::max<std::int64_t>(1, elements_of(in, 0, units)));
   std::string what = d == 0       ? "all on the host"
                      : d == units ? "all on the device"
-                                  : fmt::format(
-                                        "{:.1f}% on the host, the rest on the device (units 0 to {} of {})",
-                                        100 * share, d - 1, units);
+                                  : fmt::format("{:.1f}% on the host, the rest on the device (units 0 to {} of {})",
+                                                100 * share, d - 1, units);
   if (in.ranks > 1) what += fmt::format(", a slice of 1/{} with each GPU", in.ranks);
   return what;
 }

@@ -59,13 +59,13 @@ struct SimulatedUnit {
 // The run to simulate, and the machine to simulate it on.
 struct SimulatedRun {
   std::vector<SimulatedUnit> units;
-  int device_units = 0;                       // units before this one are the device's
-  int streamed_units = 0;                     // offload/schedule/streamed_units.h
-  int gathered_units = 0;                     // offload/schedule/gathered_units.h
-  int first_trained_unit = 0;                 // no backward pass goes below it
-  bool move_gradients = false;                // to host memory as they come (offload/schedule/gradient_places.h)
-  bool send_masters = false;                  // of gathered units that the host owns, to the device for each gather
-  double device_update = 0;                   // seconds of the device for its own AdamW, after the verdict
+  int device_units = 0;         // units before this one are the device's
+  int streamed_units = 0;       // offload/schedule/streamed_units.h
+  int gathered_units = 0;       // offload/schedule/gathered_units.h
+  int first_trained_unit = 0;   // no backward pass goes below it
+  bool move_gradients = false;  // to host memory as they come (offload/schedule/gradient_places.h)
+  bool send_masters = false;    // of gathered units that the host owns, to the device for each gather
+  double device_update = 0;     // seconds of the device for its own AdamW, after the verdict
   Schedule schedule = Schedule::overlapped;
   Verdicts verdicts = Verdicts::stand;
   bool update_over_link = false;  // EngineSettings::update_over_link
