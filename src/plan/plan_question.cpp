@@ -25,7 +25,7 @@ bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const
   // Only a whole plan knows how much is to be locked.
   const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
   if (machine.device_memory && !lock_limited) {
-    TrainingPlan plan = begin_plan(spec, layout, *machine.backend, shape, request);
+    TrainingPlan plan = begin_plan(layout, *machine.backend, shape, request);
     return TrainingPlacement({spec, layout, machine, request, origin, training_advice}, plan).any();
   }
   try {

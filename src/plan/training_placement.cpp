@@ -38,8 +38,8 @@ bool in_any_order(const Backend& backend, bool deterministic) {
   return !deterministic;
 }
 
-TrainingPlan begin_plan(const DecoderSpec& spec, const ParameterLayout& layout, const Backend& backend,
-                        const TrainingShape& shape, const RunRequest& request) {
+TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, const TrainingShape& shape,
+                        const RunRequest& request) {
   SO_CHECK(shape.micro_batches == request.gradient_accumulation_steps, "{} micro-batches where {} are asked for",
            shape.micro_batches, request.gradient_accumulation_steps);
   TrainingPlan plan;

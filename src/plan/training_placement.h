@@ -18,8 +18,8 @@ namespace so {
 
 // The plan as far as it needs no search: number formats, the schedule, the size of buckets.
 // Throws Error if the request contradicts itself, or the model.
-TrainingPlan begin_plan(const DecoderSpec& spec, const ParameterLayout& layout, const Backend& backend,
-                        const TrainingShape& shape, const RunRequest& request);
+TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, const TrainingShape& shape,
+                        const RunRequest& request);
 // Throws Error where gradients in any order are allowed to a device that has no quicker one.
 bool in_any_order(const Backend& backend, bool deterministic);
 

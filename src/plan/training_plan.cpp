@@ -104,7 +104,7 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
 
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, const RunRequest& request, WeightOrigin origin) {
-  TrainingPlan plan = begin_plan(spec, layout, *machine.backend, shape, request);
+  TrainingPlan plan = begin_plan(layout, *machine.backend, shape, request);
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
   if (machine.device_memory) {
