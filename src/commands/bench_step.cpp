@@ -27,7 +27,7 @@
 #include "model/model_on_device.h"
 #include "model/parameters.h"
 #include "offload/engine_report.h"
-#include "offload/schedule/owner_split.h"
+#include "offload/schedule/placement.h"
 #include "plan/learned_rates.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/measure.h"
@@ -155,7 +155,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
   RankFacts facts = option_facts(OptionsView(*find_command("bench step")->rows, &options));
   facts.emplace_back("the parameters of the model", std::to_string(layout.elements()));
   facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep, plan.decoder.tile_rows));
-  facts.emplace_back("the layers whose weights are gathered", std::to_string(plan.engine.gathered));
+  facts.emplace_back("the layers whose weights are gathered", std::to_string(plan.engine.placement.gathered()));
   require_same_run(ranks, facts);
   return plan;
 }
@@ -271,7 +271,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
            describe(plan.decoder.keep, plan.decoder.tile_rows), optimizer);
   const std::string frozen = frozen_line(layout);
   if (!frozen.empty()) log_info("{}", frozen);
-  const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);
+  const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.placement.count(Owner::device));
   log_detail("memory plan:\n{}", plan.memory.table());
 
   // One stream for all, as the ops want it.

@@ -25,7 +25,7 @@
 #include "model/flops.h"
 #include "model/parameters.h"
 #include "model/sequence_split.h"
-#include "offload/schedule/owner_split.h"
+#include "offload/schedule/placement.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/rank_hardware.h"
 #include "plan/machine/rate_cache.h"
@@ -190,7 +190,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   step.reference =
       reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep), backward) *
       micro_batches;
-  step.host_share = host_share(layout, plan.engine.device_units);
+  step.host_share = host_share(layout, plan.engine.placement.count(Owner::device));
   step.device = {plan.memory.total(MemoryKind::device), *machine.device_memory};
   step.host = {plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};
   step.disk = saved_bytes(exported_bytes(layout, plan.engine.formats.exported), layout.trained_parameter_elements(),

@@ -212,8 +212,8 @@ void require_same_on_all(AskedRun& run, const RunData& data, const TrainingPlan&
   if (data.evaluation) facts.emplace_back("the evaluation data (its hash)", number(data.evaluation->key()));
   facts.emplace_back("the parameters of the model", std::to_string(run.layout.elements()));
   facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep, plan.decoder.tile_rows));
-  facts.emplace_back("the buckets' elements", std::to_string(plan.engine.bucket_elements));
-  facts.emplace_back("the layers whose weights are gathered", std::to_string(plan.engine.gathered));
+  facts.emplace_back("the buckets' elements", std::to_string(plan.engine.placement.bucket_elements));
+  facts.emplace_back("the layers whose weights are gathered", std::to_string(plan.engine.placement.gathered()));
   facts.emplace_back("the tokens of the longest sample", std::to_string(plan.shape.sample_tokens));
   require_same_run(run.ranks, facts);
 }

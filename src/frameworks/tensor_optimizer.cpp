@@ -57,23 +57,24 @@ EngineSettings engine_settings(std::span<const OwnedTensor> tensors, const Param
   engine.formats = model_formats(common_dtype(tensors));
   engine.formats.gradients = engine.formats.weights;
   engine.formats.moments = settings.moments;
-  engine.schedule = settings.schedule;
-  engine.bucket_elements = settings.bucket_elements;
-  engine.units_in_any_order = true;
-  engine.awaits_updates = settings.awaits_updates;
-  engine.update_over_link = settings.update_over_link;
+  engine.placement.units =
+      make_rows(trained_units(layout), 1, {.device_units = settings.device_units, .callers = true});
+  engine.placement.schedule = settings.schedule;
+  engine.placement.over_link = settings.update_over_link;
+  engine.placement.bucket_elements = settings.bucket_elements;
+  engine.caller.any_order = true;
+  engine.caller.awaits_updates = settings.awaits_updates;
   engine.max_grad_norm = settings.max_grad_norm;
-  engine.device_units = settings.device_units;
   // A place has room for the largest bucket.
   std::int64_t largest = 1, elements = 0;
-  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.device_units, true)) {
+  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, engine.placement.units, true)) {
     if (!bucket.on_host()) continue;
     largest = std::max(largest, bucket.range().size());
     elements += bucket.range().size();
   }
-  engine.undo_buckets =
+  engine.placement.spare_buckets =
       std::llround(settings.spare_state * static_cast<double>(elements) / static_cast<double>(largest));
-  for (const OwnedTensor& tensor : tensors) engine.weight_places.push_back({tensor.data, tensor.dtype});
+  for (const OwnedTensor& tensor : tensors) engine.caller.weights.push_back({tensor.data, tensor.dtype});
   return engine;
 }
 

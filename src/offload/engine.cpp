@@ -31,31 +31,30 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       ops_(make_engine_ops(device)),
       ranks_(ranks),
       layout_(layout),
-      settings_(settings),
-      policy_(settings.schedule == Schedule::synchronous ? make_synchronous_policy()
-              : policy                                   ? std::move(policy)
-                                                         : make_adaptive_policy()),
+      settings_(check_settings(settings, layout, ranks)),
+      policy_(settings.placement.schedule == Schedule::synchronous ? make_synchronous_policy()
+              : policy                                             ? std::move(policy)
+                                                                   : make_adaptive_policy()),
       buckets_(shard_buckets(
-          make_buckets(layout, settings.bucket_elements, settings.device_units, cuts_within_units(settings, ranks)),
+          make_buckets(layout, settings.placement.bucket_elements, settings.placement.units,
+                       settings.caller.any_order || settings.placement.cuts_within_units(settings.formats)),
           ranks)),
-      weights_(device, layout, settings.formats.weights, settings.weight_places, residencies_of_units(layout, settings),
-               buckets_,
+      weights_(device, layout, settings.formats.weights, settings.caller.weights, settings.placement, buckets_,
                {.final_weights = [this](int unit) { return has_final_weights(unit); },
                 .cast_masters = [this](int unit,
                                        Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
-                .gathers = unit_gathers()},
-               PassOrder(layout.units(), layout.first_trained_unit(), settings.remade_inputs)),
-      gradients_(device, layout, settings.formats, gradient_places(layout, settings, ranks.size()), buckets_,
-                 ranks.size()),
+                .gathers = unit_gathers()}),
+      gradients_(device, layout, settings.formats, settings.placement, buckets_),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
       stats_scratch_(device.allocate(MemoryKind::device, stats_scratch(layout), "gradient norms")),
-      host_state_(device,
-                  {.pool = host_pool,
-                   .spare_places = settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets,
-                   .pinned = settings.update_over_link || settings.host_weights == ResidencyKind::from_masters},
-                  buckets_, settings.formats.moments),
+      host_state_(
+          device,
+          {.pool = host_pool,
+           .spare_places = settings.placement.schedule == Schedule::synchronous ? 0 : settings.placement.spare_buckets,
+           .pinned = settings.placement.pins_state()},
+          buckets_, settings.formats.moments),
       device_state_(device, buckets_, settings.formats.moments),
       written_(static_cast<std::size_t>(layout.count()), false),
       reduced_(static_cast<std::size_t>(layout.units()), false),
@@ -65,22 +64,21 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       // The thread that moves state over the link is on the core where this one waits for the verdict; all others are
       // AdamW's.
       passes_(device, waits_, PassShares::by_elements(elements_of_units(layout)),
-              settings.update_over_link ? Waiting::yields : Waiting::spins),
+              settings.placement.over_link ? Waiting::yields : Waiting::spins),
       exchange_(ranks.size() == 1 ? nullptr
                                   : std::make_unique<RankExchange>(device, *ops_, ranks, settings.collectives, layout,
                                                                    buckets_, weights_.on_device(), gradients_)),
       frozen_(device, layout, buckets_, weights_),
       device_optimizer_(device, *ops_, layout, buckets_, device_state_, weights_, gradients_, gate_),
       host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_,
-            {.store_gradients = settings.host_gradients == GradientResidency::moved,
-             .update_over_link = settings.update_over_link,
-             .cast = settings.cast},
+            {.store_gradients = settings.placement.moves(),
+             .update_over_link = settings.placement.over_link,
+             .cast = settings.placement.cast},
             gate_) {
-  if (settings.host_gradients == GradientResidency::moved)
+  if (settings.placement.moves())
     moved_ = std::make_unique<MovedGradients>(
-        device, layout, buckets_, gradient_places(layout, settings, ranks.size()).moving, host_,
+        device, layout, buckets_, turns_of(settings.placement).moving, host_,
         [this](int unit) { return exchange_ ? reduced_[static_cast<std::size_t>(unit)] : has_gradient(unit); });
-  check_engine_settings(settings, layout, ranks);
   for (GradientSlot& slot : gradient_slots_) {
     slot.written = device.create_event();
     slot.reduced = device.create_event();
@@ -88,9 +86,8 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
   for (const int index : host_.owned())
     unit_of_.push_back(layout.unit_of(buckets_[static_cast<std::size_t>(index)].range().begin));
   shares_ = BucketShares(passes_.shares(), unit_of_);
-  const std::vector<ResidencyKind> residencies = residencies_of_units(layout, settings);
   for (std::size_t i = 0; i < unit_of_.size(); ++i) {
-    const bool streams = residencies[static_cast<std::size_t>(unit_of_[i])] == ResidencyKind::streamed;
+    const bool streams = settings.placement.unit(unit_of_[i]).weights == ResidencyKind::streamed;
     streamed_.push_back(streams ? host_.elements()[i] : 0);
   }
   int first = 0;
@@ -200,7 +197,7 @@ void OffloadEngine::require_gradients(int unit, Stream& stream) {
   for (const Bucket& bucket : buckets)
     if (bucket.on_host()) host_.require_gradient(bucket, stream);
   if (!free) waits_.end(stream);
-  if (gradients_.sliced(unit)) {
+  if (sliced(unit)) {
     GradientSlot& slot = slot_of(unit);
     if (!std::exchange(slot.used, true)) return;
     const bool reduced = slot.reduced->done();
@@ -298,7 +295,7 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
     weights_.end_pass();
     ++micro_batches_;
   }
-  if (gradients_.sliced(unit)) reduce_slices(unit, stream);
+  if (sliced(unit)) reduce_slices(unit, stream);
   if (last_micro_batch_) complete_last(unit, stream);
   if (moves(unit) && moved_->holds(unit))
     moved_->complete(unit, last_micro_batch_, exchange_ ? exchange_->reductions() : stream);
@@ -334,7 +331,7 @@ void OffloadEngine::reduce(int unit, Event& landed) {
   std::vector<const Bucket*> complete;
   for (const Bucket& bucket : buckets_of(unit))
     if (bucket.range().begin >= layout_.unit_range(unit).begin && !bucket.frozen()) complete.push_back(&bucket);
-  if (!gradients_.sliced(unit)) exchange_->reduce(complete, Accumulate::overwrite);
+  if (!sliced(unit)) exchange_->reduce(complete, Accumulate::overwrite);
   exchange_->take_statistics(complete);
   exchange_->reductions().record(landed);
 }
@@ -428,14 +425,14 @@ Verdict OffloadEngine::take_verdict(Stream& compute, std::span<const GradStats> 
   waits_.end(compute);
   device_optimizer_.decide(verdict.finite, step, compute);
   for (int unit = 0; unit < layout_.units(); ++unit)
-    if (unit >= settings_.device_units)
+    if (settings_.placement.on_host(unit))
       weights_.of(unit).settle(unit, verdict.finite);
     else if (verdict.finite)
       weights_.of(unit).drop(unit);
   // Waits for the device, which has its next work by now.
   measure(!verdict.finite || clipped, std::exchange(micro_batches_, 0));
   passes_.decide(compute);
-  if (settings_.schedule == Schedule::synchronous) host_.finish();
+  if (settings_.placement.schedule == Schedule::synchronous) host_.finish();
   return verdict;
 }
 

@@ -45,8 +45,7 @@
 #include "offload/rank_exchange.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
-#include "offload/schedule/gradient_places.h"
-#include "offload/schedule/residency.h"
+#include "offload/schedule/placement.h"
 #include "offload/schedule/schedule.h"
 #include "offload/schedule/update_policy.h"
 #include "offload/verdict.h"
@@ -143,7 +142,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Communicator& ranks() const { return ranks_; }  // as given: for collectives of the engine's thread
   const NumberFormats& formats() const { return settings_.formats; }
   // Whether every pass is a collective of the ranks, evaluations included.
-  bool gathers_weights() const { return settings_.gathered > 0; }
+  bool gathers_weights() const { return settings_.placement.gathered() > 0; }
 
   // ---- Optimizer state, whoever owns it. Between steps, or by a save (see gate()), beside which the engine's thread
   // may read; else one thread at a time. With several ranks, this rank's slices alone: what lies between them is left
@@ -220,6 +219,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     return layout_.parameter(parameter).trained &&
            (updates_.empty() || updates_[static_cast<std::size_t>(parameter)].update_number > 0);
   }
+  bool sliced(int unit) const { return settings_.placement.unit(unit).sliced; }
   bool moves(int unit) const { return moved_ && moved_->has(unit); }
   // Whether this step has written gradients of the unit.
   bool has_gradient(int unit) const;

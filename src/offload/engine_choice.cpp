@@ -40,11 +40,11 @@ UpdateFacts OffloadEngine::facts() const {
   facts.left = shares_.left;
   facts.late = late_;
   facts.streamed = streamed_;
-  facts.undo_places = settings_.undo_buckets;
+  facts.undo_places = settings_.placement.spare_buckets;
   facts.micro_batches = micro_batches_ + 1;
   facts.clip_rate = clip_rate_;
-  facts.awaits_updates = settings_.awaits_updates;
-  facts.previews = settings_.host_weights == ResidencyKind::resident;
+  facts.awaits_updates = settings_.caller.awaits_updates;
+  facts.previews = !settings_.placement.makes_from_masters(Owner::host);
   return facts;
 }
 

@@ -10,7 +10,7 @@
 namespace so {
 
 void OffloadEngine::set_late(int unit) {
-  SO_CHECK(!settings_.weight_places.empty() && unit >= settings_.device_units, "unit {} cannot be late", unit);
+  SO_CHECK(settings_.placement.unit(unit).weights == ResidencyKind::callers, "unit {} cannot be late", unit);
   for (const Bucket& bucket : buckets_of(unit)) host_.set_late(bucket);
   late_.resize(unit_of_.size(), 0);
   for (std::size_t i = 0; i < late_.size(); ++i)

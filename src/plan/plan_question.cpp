@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "offload/schedule/gathered_units.h"
+#include "offload/schedule/placement.h"
 #include "plan/memory/memory_room.h"
 #include "plan/memory/state_memory.h"
 #include "plan/requested_engine.h"

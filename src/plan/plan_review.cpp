@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "offload/schedule/owner_split.h"
+#include "offload/schedule/placement.h"
 #include "plan/learned_rates.h"
 
 namespace so {
@@ -75,24 +75,29 @@ std::string PlanReview::advice(const Rates& measured) const {
   if (planned_.update_seconds > 0) rates = with_host_change(rates, planned_.update_seconds / measured.update_seconds);
   const EngineSettings& now = plan_.engine;
   try {
-    const TrainingPlan same = replan_(rates, {host_share(layout_, now.device_units), now.streamed_units, now.gathered}),
+    const TrainingPlan same = replan_(rates, {host_share(layout_, now.placement.count(Owner::device)),
+                                              now.placement.count(ResidencyKind::streamed), now.placement.gathered()}),
                        other = replan_(rates, {});
     const double as_it_is = same.estimate->seconds(), best = other.estimate->seconds();
     std::string options;
-    if (other.engine.device_units != now.device_units)
-      options += " --offload_ratio " + ratio_for(layout_, other.engine.device_units);
+    if (other.engine.placement.count(Owner::device) != now.placement.count(Owner::device))
+      options += " --offload_ratio " + ratio_for(layout_, other.engine.placement.count(Owner::device));
     // Where all state is the device's, nothing streams, and the option is refused.
-    if (other.engine.streamed_units != now.streamed_units && other.engine.device_units != layout_.units())
-      options += fmt::format(" --streamed_layers {}", other.engine.streamed_units);
-    if (other.engine.gathered != now.gathered) options += fmt::format(" --gathered_layers {}", other.engine.gathered);
+    if (other.engine.placement.count(ResidencyKind::streamed) != now.placement.count(ResidencyKind::streamed) &&
+        other.engine.placement.count(Owner::device) != layout_.units())
+      options += fmt::format(" --streamed_layers {}", other.engine.placement.count(ResidencyKind::streamed));
+    if (other.engine.placement.gathered() != now.placement.gathered())
+      options += fmt::format(" --gathered_layers {}", other.engine.placement.gathered());
     if (options.empty() || best >= (1 - worthwhile) * as_it_is)
       return fmt::format("at these speeds a step is expected to take {:.3f} s, and no other split would be faster",
                          as_it_is);
     return fmt::format(
         "at these speeds a new plan would have {:.1f}% of the optimizer state on the host, not {:.1f}%, and stream the "
         "weights of {} layers, not {}:{} would take {:.3f} s a step instead of {:.3f} ({:+.1f}%)",
-        100 * host_share(layout_, other.engine.device_units), 100 * host_share(layout_, now.device_units),
-        other.engine.streamed_units, now.streamed_units, options, best, as_it_is, 100 * (best / as_it_is - 1));
+        100 * host_share(layout_, other.engine.placement.count(Owner::device)),
+        100 * host_share(layout_, now.placement.count(Owner::device)),
+        other.engine.placement.count(ResidencyKind::streamed), now.placement.count(ResidencyKind::streamed), options,
+        best, as_it_is, 100 * (best / as_it_is - 1));
   } catch (const Error&) {
     return "at these speeds no other plan was found";
   }

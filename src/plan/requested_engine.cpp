@@ -3,23 +3,21 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "offload/schedule/gathered_units.h"
-#include "offload/schedule/owner_split.h"
+#include "offload/schedule/placement.h"
 
 namespace so {
 
 EngineSettings engine_settings(const RunRequest& request) {
   EngineSettings engine;
   engine.formats = number_formats(request);
-  engine.bucket_elements = request.bucket_size / static_cast<std::int64_t>(sizeof(float));
-  engine.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
+  engine.placement.bucket_elements = request.bucket_size / static_cast<std::int64_t>(sizeof(float));
+  engine.placement.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
   // On the host it takes no step of its own, whatever the format.
   if (engine.formats.weights == DType::f32 && request.cast_side == CastChoice::device)
     fail("--cast_side device: weights are fp32, so nothing is cast; remove it, or train in bf16 (--dtype bf16)");
   // The cast is on the side that was asked for, and on the host if none was and nothing is measured.
-  if (request.cast_side == CastChoice::device) engine.cast = CastSide::device;
-  engine.update_over_link = request.update_over_link == Toggle::on;
-  if (request.move_gradients == Toggle::on) engine.host_gradients = GradientResidency::moved;
+  if (request.cast_side == CastChoice::device) engine.placement.cast = CastSide::device;
+  engine.placement.over_link = request.update_over_link == Toggle::on;
   // Where no GPUs have settled it, as those of one host would that reach each other.
   engine.collectives = request.collectives == CollectiveRoute::automatic ? CollectiveRoute::p2p : request.collectives;
   engine.adamw = {request.adam_beta1, request.adam_beta2, request.adam_epsilon};

@@ -16,14 +16,6 @@ namespace {
 // A part of the step: what costs something that is not simulated has to gain more.
 constexpr double worth_it = 0.01;
 
-void set_residency(EngineSettings& settings, const Residency& residency) {
-  settings.device_weights = residency.device_weights;
-  settings.host_weights = residency.host_weights;
-  settings.host_gradients = residency.host_gradients;
-  settings.streamed_units = residency.streamed_units;
-  settings.gathered = residency.gathered_units;
-}
-
 MachineRates rates_of(const PlacementQuestion& question, const DecoderSettings& decoder) {
   MachineRates rates = question.machine.rates();
   rates.efficiencies.gradients_in_any_order = decoder.any_order;
@@ -45,13 +37,15 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, c
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine_settings(request);
+  plan.engine.placement.ranks = shape.ranks;
   constexpr std::int64_t unit = ParameterLayout::alignment;
+  std::int64_t& bucket = plan.engine.placement.bucket_elements;
   if (!request.bucket_size_given) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
     constexpr std::int64_t smallest = 1 << 16;
-    plan.engine.bucket_elements = std::min(plan.engine.bucket_elements, std::max(smallest, layout.elements() / 8));
+    bucket = std::min(bucket, std::max(smallest, layout.elements() / 8));
   }
-  plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
+  bucket = std::max(unit, bucket / unit * unit);
   plan.decoder.formats = plan.engine.formats;
   plan.decoder.any_order = in_any_order(backend, request.deterministic);
   return plan;
@@ -85,12 +79,12 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   inputs_.sum_bytes = static_cast<double>(size_of(plan_.engine.formats.gradients));
   inputs_.rank_sum_bytes = static_cast<double>(size_of(plan_.engine.formats.rank_sums));
   if (plan_.engine.formats.weights == DType::bf16 && q_.request.cast_side == CastChoice::automatic)
-    plan_.engine.cast = choose_cast(measured_, inputs_.state_bytes);
-  set_cast(inputs_, plan_.engine.cast);
-  inputs_.schedule = plan_.engine.schedule;
-  inputs_.update_over_link = plan_.engine.update_over_link;
+    plan_.engine.placement.cast = choose_cast(measured_, inputs_.state_bytes);
+  set_cast(inputs_, plan_.engine.placement.cast);
+  inputs_.schedule = plan_.engine.placement.schedule;
+  inputs_.update_over_link = plan_.engine.placement.over_link;
   inputs_.micro_batches = plan_.shape.micro_batches;
-  inputs_.bucket_elements = plan_.engine.bucket_elements;
+  inputs_.bucket_elements = plan_.engine.placement.bucket_elements;
   inputs_.stream_bytes = static_cast<double>(size_of(plan_.engine.formats.weights));
   set_sizes();
   set_budgets();
@@ -105,8 +99,9 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
 // bucket is no larger than a unit, since it is reduced when all of its gradients are there.
 void TrainingPlacement::set_bucket_of_ranks() {
   constexpr std::int64_t alignment = ParameterLayout::alignment;
-  const std::int64_t alone = plan_.engine.bucket_elements, unit = q_.layout.elements() / q_.layout.units();
-  plan_.engine.bucket_elements = std::min(alone * plan_.shape.ranks, std::max(alone, unit / alignment * alignment));
+  const std::int64_t alone = plan_.engine.placement.bucket_elements, unit = q_.layout.elements() / q_.layout.units();
+  plan_.engine.placement.bucket_elements =
+      std::min(alone * plan_.shape.ranks, std::max(alone, unit / alignment * alignment));
 }
 
 void TrainingPlacement::set_units() {
@@ -187,18 +182,18 @@ void TrainingPlacement::set_budgets() {
 void TrainingPlacement::set_residencies() {
   const bool narrow = plan_.engine.formats.weights == DType::bf16;  // a cast of fp32 saves nothing
   inputs_.residencies.clear();
-  const auto may_be = [&](GradientResidency gradients) {
-    const Toggle wanted = gradients == GradientResidency::moved ? Toggle::on : Toggle::off;
+  const auto may_move = [&](bool move) {
+    const Toggle wanted = move ? Toggle::on : Toggle::off;
     return q_.request.move_gradients == Toggle::automatic || q_.request.move_gradients == wanted;
   };
-  for (const ResidencyKind weights : {ResidencyKind::resident, ResidencyKind::from_masters})
-    for (const GradientResidency gradients : {GradientResidency::resident, GradientResidency::moved})
-      if (may_be(gradients) && (narrow || weights == ResidencyKind::resident))
-        inputs_.residencies.push_back({weights, gradients});
+  for (const bool cast : {false, true})
+    for (const bool move : {false, true})
+      if (may_move(move) && (narrow || !cast))
+        inputs_.residencies.push_back({.cast_weights = cast, .move_gradients = move});
   if (plan_.shape.ranks > 1) {  // weights do not stream with several ranks yet
     const std::vector<Residency> others = inputs_.residencies;
     for (Residency residency : others) {
-      residency.host_weights = ResidencyKind::from_masters;
+      residency.send_masters = true;
       if (residency.casts_weights() && may_pin_state()) inputs_.residencies.push_back(residency);
     }
     inputs_.most_gathered = most_gathered_units(q_.request, q_.layout, plan_.shape.ranks);
@@ -225,11 +220,14 @@ std::size_t TrainingPlacement::activation_bytes(std::int64_t index) {
   return std::max(*size, loading_floor_);
 }
 
+std::vector<UnitPlacement> TrainingPlacement::rows(int device_units, Residency residency) const {
+  return make_rows(trained_units(q_.layout), plan_.shape.ranks, residency.counts(device_units));
+}
+
 MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets, Residency residency) const {
   EngineSettings settings = plan_.engine;
-  settings.device_units = device_units;
-  set_residency(settings, residency);
-  settings.undo_buckets = undo_buckets;
+  settings.placement.units = rows(device_units, residency);
+  settings.placement.spare_buckets = undo_buckets;
   return plan_state(q_.spec, q_.layout, q_.machine, plan_.shape, settings, q_.origin).memory;
 }
 
@@ -237,8 +235,8 @@ MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets,
 // beside one dry run.
 StateMemory TrainingPlacement::state_memory(int device_units, Residency residency) {
   const bool streams = residency.streamed_units > 0, gathers = residency.gathered_units > 0;
-  const auto key = std::tuple(device_units, residency.device_weights, residency.host_weights, residency.host_gradients,
-                              streams, gathers, plan_.engine.update_over_link);
+  const auto key = std::tuple(device_units, residency.cast_weights, residency.send_masters, residency.move_gradients,
+                              streams, gathers, plan_.engine.placement.over_link);
   auto found = states_.find(key);
   if (found == states_.end()) {
     Residency one = residency;
@@ -250,18 +248,21 @@ StateMemory TrainingPlacement::state_memory(int device_units, Residency residenc
   }
   if (gathers) {
     EngineSettings settings = plan_.engine;
-    settings.device_units = device_units;
-    set_residency(settings, residency);
     const auto bytes = [&](int gathered) {
-      settings.gathered = gathered;
-      return gathered_bytes(q_.layout, settings, plan_.shape.ranks);
+      residency.gathered_units = gathered;
+      settings.placement.units = rows(device_units, residency);
+      return gathered_bytes(q_.layout, settings);
     };
-    return {found->second.device_bytes + bytes(residency.gathered_units) - bytes(1), found->second.host_bytes};
+    const std::size_t all = bytes(residency.gathered_units);
+    return {found->second.device_bytes + all - bytes(1), found->second.host_bytes};
   }
   if (!streams) return found->second;
   const DType dtype = plan_.engine.formats.weights;
-  const StreamedWeights all = streamed_weights(q_.layout, device_units, residency.streamed_units, dtype),
-                        one = streamed_weights(q_.layout, device_units, 1, dtype);
+  const auto weights = [&](int streamed) {
+    residency.streamed_units = streamed;
+    return streamed_weights(q_.layout, {.units = rows(device_units, residency)}, dtype);
+  };
+  const StreamedWeights all = weights(residency.streamed_units), one = weights(1);
   const std::size_t more = all.host_bytes - one.host_bytes;  // pinned
   return {
       found->second.device_bytes + all.device_bytes - one.device_bytes + page_table_bytes(*q_.machine.backend, more),
@@ -306,7 +307,7 @@ bool TrainingPlacement::may_pin_state() const {
 }
 
 bool TrainingPlacement::may_update_over_link() const {
-  return q_.request.update_over_link == Toggle::automatic && plan_.engine.schedule == Schedule::overlapped &&
+  return q_.request.update_over_link == Toggle::automatic && plan_.engine.placement.schedule == Schedule::overlapped &&
          may_pin_state();
 }
 
@@ -358,12 +359,11 @@ void TrainingPlacement::choose() {
   }();
   // Pinning all state takes time when the run begins.
   if (may_update_over_link() && host_elements(chosen.run) > 0)
-    take_if_worth_it(chosen, [this](bool on) { plan_.engine.update_over_link = inputs_.update_over_link = on; });
+    take_if_worth_it(chosen, [this](bool on) { plan_.engine.placement.over_link = inputs_.update_over_link = on; });
   if (chosen.estimate.exposed > worth_it * chosen.estimate.seconds()) take_the_best_mean_of_hosts(chosen);
   chosen = with_more_on_host(inputs_, std::move(chosen));
-  plan_.engine.device_units = chosen.device_units;
-  plan_.engine.undo_buckets = chosen.undo_buckets;
-  set_residency(plan_.engine, chosen.residency);
+  plan_.engine.placement.units = rows(chosen.device_units, chosen.residency);
+  plan_.engine.placement.spare_buckets = chosen.undo_buckets;
   plan_.decoder.keep = keep_of(chosen.keep);
   plan_.activation_bytes = inputs_.activation_bytes(chosen.keep);
   plan_.engine.expected = chosen.estimate.times;
@@ -376,7 +376,7 @@ void TrainingPlacement::choose() {
 
 void TrainingPlacement::explain(const ChosenPlan& chosen) {
   PlacementInputs other = inputs_;
-  set_cast(other, plan_.engine.cast == CastSide::device ? CastSide::host : CastSide::device);
+  set_cast(other, plan_.engine.placement.cast == CastSide::device ? CastSide::host : CastSide::device);
   const auto describe_keep = [this](std::int64_t keep) {
     return describe(keep_of(keep), choices_[static_cast<std::size_t>(keep)].tile_rows);
   };
@@ -396,9 +396,9 @@ void TrainingPlacement::say(const ChosenPlan& chosen) {
   const bool any_on_host = host_elements(chosen.run) > 0;
   if (any_on_host && plan_.engine.formats.weights == DType::bf16)
     add(fmt::format("bf16 and fp32 are cast into each other on the {}{}",
-                    plan_.engine.cast == CastSide::device ? "device" : "host",
+                    plan_.engine.placement.cast == CastSide::device ? "device" : "host",
                     q_.request.cast_side == CastChoice::automatic ? ", which is faster here" : ", as asked"));
-  if (plan_.engine.update_over_link && any_on_host)
+  if (plan_.engine.placement.over_link && any_on_host)
     add(fmt::format(
         "the device updates some of the state that is on the host too, about {:.0f}% of it, which travels over "
         "the link and back{}",

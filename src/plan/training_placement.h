@@ -75,6 +75,7 @@ class TrainingPlacement {
   void take_the_best_mean_of_hosts(ChosenPlan& chosen);
   std::vector<Keep> keep_of(std::int64_t index) const;
   std::size_t activation_bytes(std::int64_t index);
+  std::vector<UnitPlacement> rows(int device_units, Residency residency) const;
   // The memory of a run without its activations.
   MemoryPlan state(int device_units, std::int64_t undo_buckets, Residency residency = {}) const;
   StateMemory state_memory(int device_units, Residency residency);
@@ -89,7 +90,7 @@ class TrainingPlacement {
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
-  std::map<std::tuple<int, ResidencyKind, ResidencyKind, GradientResidency, bool, bool, bool>, StateMemory> states_;
+  std::map<std::tuple<int, bool, bool, bool, bool, bool, bool>, StateMemory> states_;
   PlacementInputs inputs_;
 };
 

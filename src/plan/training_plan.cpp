@@ -7,8 +7,7 @@
 #include "base/quantities.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/staging_ring.h"
-#include "offload/schedule/owner_split.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 #include "plan/memory/memory_room.h"
 #include "plan/training_placement.h"
 
@@ -30,7 +29,9 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
   plan.decoder.keep = chosen.keep;
   plan.decoder.tile_rows = chosen.tile_rows;
   plan.activation_bytes = chosen.bytes;
-  plan.engine.remade_inputs = remade_inputs(kept_by_layer(chosen.keep, spec.layers, layout.first_trained_unit()));
+  const std::vector<Input> inputs = unit_inputs(kept_by_layer(chosen.keep, spec.layers, layout.first_trained_unit()));
+  for (std::size_t unit = 0; unit < plan.engine.placement.units.size(); ++unit)
+    plan.engine.placement.units[unit].input = inputs[unit];
   if (chosen.tile_rows > 0 || chosen.keep != choices[0].keep)
     plan.reasons.push_back(
         fmt::format("activations kept: {}; the rest is recomputed in backward, "
@@ -81,7 +82,7 @@ namespace {
 // Says which settings needed no search, and why they are as they are.
 void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& machine, std::int64_t asked_bucket,
                        TrainingPlan& plan) {
-  const std::int64_t micro_batches = plan.shape.micro_batches, bucket = plan.engine.bucket_elements;
+  const std::int64_t micro_batches = plan.shape.micro_batches, bucket = plan.engine.placement.bucket_elements;
   plan.reasons.push_back(fmt::format("gradient accumulation: {} micro-batch{} a step, gradients in {}{}", micro_batches,
                                      micro_batches == 1 ? "" : "es", name_of(plan.engine.formats.gradients),
                                      micro_batches == 1 && plan.shape.ranks == 1   ? ""
@@ -89,8 +90,9 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
                                      : plan.engine.formats.rank_sums == DType::f32 && plan.shape.ranks > 1
                                          ? ", which ranks add up in fp32"
                                          : ", as asked"));
-  if (host_share(layout, plan.engine.device_units) > 0)
-    if (plan.engine.device_units == 0 || machine.device_memory)
+  const int device_units = plan.engine.placement.count(Owner::device);
+  if (host_share(layout, device_units) > 0)
+    if (device_units == 0 || machine.device_memory)
       plan.reasons.push_back(fmt::format(
           "buckets of {} in fp32{}; {} transfer buffers in each direction; AdamW on {} host thread{}",
           format_bytes(static_cast<std::size_t>(bucket) * sizeof(float)),
@@ -105,6 +107,7 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, const RunRequest& request, WeightOrigin origin) {
   TrainingPlan plan = begin_plan(layout, *machine.backend, shape, request);
+  Placement& placement = plan.engine.placement;
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
   if (machine.device_memory) {
@@ -112,29 +115,29 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.memory = state().memory;
     // Places were counted by what one takes of the host; what they share depends on owners and residency, and where
     // they are pinned they have page tables.
-    const std::size_t place = static_cast<std::size_t>(plan.engine.bucket_elements) *
+    const std::size_t place = static_cast<std::size_t>(placement.bucket_elements) *
                               state_bytes(plan.engine.formats.moments),
                       tables = std::max<std::size_t>(1, page_table_bytes(*machine.backend, place));
     const std::size_t inputs = kept_host_bytes(spec, plan.decoder.formats.activations, shape, plan.decoder.keep);
-    while (plan.engine.undo_buckets > 0) {
+    while (placement.spare_buckets > 0) {
       const std::size_t host = beyond(plan.memory.host_total(*machine.backend) + inputs, usable_host_budget(machine)),
                         device = beyond(plan.memory.total(MemoryKind::device, once_loaded) + plan.activation_bytes,
                                         *machine.device_memory);
       if (host == 0 && device == 0) break;
       const std::size_t places = std::max(host / place, device / tables) + 1;
-      plan.engine.undo_buckets =
-          std::max<std::int64_t>(0, plan.engine.undo_buckets - static_cast<std::int64_t>(places));
+      placement.spare_buckets = std::max<std::int64_t>(0, placement.spare_buckets - static_cast<std::int64_t>(places));
       plan.memory = state().memory;
     }
     choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
   } else {
-    const int device_units = requested_device_units(request, layout, *machine.backend).value_or(0);
-    plan.engine.device_units = device_units;
-    plan.engine.streamed_units =
-        std::min(request.streamed_layers.value_or(0), most_streamed_units(layout.units(), device_units));
+    Counts counts{.device_units = requested_device_units(request, layout, *machine.backend).value_or(0),
+                  .move_gradients = request.move_gradients == Toggle::on};
+    counts.streamed_units =
+        std::min(request.streamed_layers.value_or(0), most_streamed_units(layout.units(), counts.device_units));
     RunState without;
     const auto with_gathered = [&](int gathered) {
-      plan.engine.gathered = gathered;
+      counts.gathered_units = gathered;
+      placement.units = make_rows(trained_units(layout), placement.ranks, counts);
       without = state();
       plan.memory = std::move(without.memory);
       choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
@@ -142,38 +145,38 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     const int most_gathered = most_gathered_units(request, layout, shape.ranks);
     const TrainingPlan as_yet = plan;
     with_gathered(request.gathered_layers ? most_gathered : 0);
-    if (plan.engine.gathered < most_gathered &&
+    if (counts.gathered_units < most_gathered &&
         room_of(machine).misfit(with_activations(spec, *machine.backend, plan))) {
       plan = as_yet;
       with_gathered(most_gathered);
     }
-    if (plan.engine.schedule == Schedule::overlapped && without.undo_buckets > 0) {
+    if (placement.schedule == Schedule::overlapped && without.undo_buckets > 0) {
       const std::size_t taken = plan.memory.host_total(*machine.backend);
-      plan.engine.undo_buckets = 1;
+      placement.spare_buckets = 1;
       const std::size_t place = state().memory.host_total(*machine.backend) - taken;
       MemoryPlan all = plan.memory;
       all.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
       const std::size_t room = beyond(undo_budget(machine), all.host_total(*machine.backend));
-      plan.engine.undo_buckets = without.undo_buckets;
-      if (place > 0) plan.engine.undo_buckets = std::min(without.undo_buckets, static_cast<std::int64_t>(room / place));
+      placement.spare_buckets = without.undo_buckets;
+      if (place > 0) placement.spare_buckets = std::min(without.undo_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;
     }
-    if (plan.engine.streamed_units > 0)
+    if (counts.streamed_units > 0)
       plan.reasons.push_back(
-          fmt::format("weights of {} layers are streamed from host memory, as asked", plan.engine.streamed_units));
-    if (plan.engine.host_gradients == GradientResidency::moved)
+          fmt::format("weights of {} layers are streamed from host memory, as asked", counts.streamed_units));
+    if (counts.move_gradients)
       plan.reasons.push_back("gradients move to host memory as soon as they are complete, as asked");
-    if (plan.engine.gathered > 0)
+    if (counts.gathered_units > 0)
       plan.reasons.push_back(fmt::format(
           "of the weights and gradients of {} layers each of {} ranks keeps a slice, and the weights are gathered before "
           "each use, {}",
-          plan.engine.gathered, shape.ranks, request.gathered_layers ? "as asked" : "since whole ones do not fit"));
+          counts.gathered_units, shape.ranks, request.gathered_layers ? "as asked" : "since whole ones do not fit"));
     plan.reasons.push_back(fmt::format(
         "optimizer state: {:.1f}% in host memory; AdamW starts before the gradient norm is known for {} buckets",
-        100 * host_share(layout, plan.engine.device_units), plan.engine.undo_buckets));
+        100 * host_share(layout, counts.device_units), placement.spare_buckets));
   }
   add_activations(spec, machine, training_advice.for_device, plan);
-  say_what_is_given(layout, machine, engine_settings(request).bucket_elements, plan);
+  say_what_is_given(layout, machine, engine_settings(request).placement.bucket_elements, plan);
   return plan;
 }
 

@@ -7,7 +7,7 @@
 
 #include "base/quantities.h"
 #include "model/parameters.h"
-#include "offload/schedule/owner_split.h"
+#include "offload/schedule/placement.h"
 #include "plan/plan_comparison.h"
 
 namespace so {
@@ -49,12 +49,13 @@ std::string plan_line(const StepOptions& options, const TrainingPlan& plan, cons
   std::string line = fmt::format("plan: {} of {}{} x {}", counted(total_steps, "step"), ranks_text(plan.shape),
                                  options.gradient_accumulation_steps, counted(options.batch_size, "row"));
   if (machine.device_memory)  // else all memory is the host's
-    line += fmt::format("; optimizer state {}", state_text(host_share(layout, plan.engine.device_units)));
+    line +=
+        fmt::format("; optimizer state {}", state_text(host_share(layout, plan.engine.placement.count(Owner::device))));
   line += fmt::format("; activations kept: {}", describe(plan.decoder.keep, plan.decoder.tile_rows));
-  if (plan.engine.streamed_units > 0)
-    line += fmt::format("; weights of {} streamed from host memory", counted(plan.engine.streamed_units, "layer"));
-  if (plan.engine.gathered > 0)
-    line += fmt::format("; weights of {} gathered from all ranks", counted(plan.engine.gathered, "layer"));
+  if (const int streamed = plan.engine.placement.count(ResidencyKind::streamed); streamed > 0)
+    line += fmt::format("; weights of {} streamed from host memory", counted(streamed, "layer"));
+  if (const int gathered = plan.engine.placement.gathered(); gathered > 0)
+    line += fmt::format("; weights of {} gathered from all ranks", counted(gathered, "layer"));
   if (plan.estimate) line += fmt::format("; {:.3g} s a step expected", plan.estimate->seconds());
   return line;
 }

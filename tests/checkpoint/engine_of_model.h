@@ -11,6 +11,7 @@
 #include "base/mix_bits.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/source_model.h"
+#include "offload/counted_settings.h"
 #include "offload/engine.h"
 #include "ops/runtime.h"
 #include "support/files.h"
@@ -31,7 +32,7 @@ class EngineOfModel {
         runtime_(DeviceChoice::cpu, 2),
         only_(make_single_communicator()),
         engine_(runtime_.device(), runtime_.host_pool(), ranks ? *ranks : *only_, files_.layout(),
-                settings_of(files_.layout(), compute, moments, bucket_elements, owner)),
+                settings_of(files_.layout(), ranks ? ranks->size() : 1, compute, moments, bucket_elements, owner)),
         stream_(runtime_.device().create_stream("test")) {}
 
   const ModelFiles& files() const { return files_; }
@@ -112,14 +113,14 @@ class EngineOfModel {
   }
 
  private:
-  static EngineSettings settings_of(const ParameterLayout& layout, DType compute, DType moments,
+  static EngineSettings settings_of(const ParameterLayout& layout, int ranks, DType compute, DType moments,
                                     std::int64_t bucket_elements, Owner owner) {
-    EngineSettings settings;
-    settings.device_units = owner == Owner::device ? layout.units() : 0;
+    CountedSettings settings;
+    settings.counts.device_units = owner == Owner::device ? layout.units() : 0;
     settings.formats = model_formats(compute);
     settings.formats.moments = moments;
-    settings.bucket_elements = bucket_elements;
-    return settings;
+    settings.placement.bucket_elements = bucket_elements;
+    return settings.of(layout, ranks);
   }
 
   ModelFiles files_;

@@ -6,6 +6,7 @@
 
 #include "checkpoint/engine_of_model.h"
 #include "io/own_files.h"
+#include "support/errors.h"
 #include "support/label.h"
 
 namespace so::test {

@@ -8,6 +8,7 @@
 #include "data/example.h"
 #include "model/parameters.h"
 #include "model/random_weights.h"
+#include "offload/counted_settings.h"
 #include "ranks/communicator.h"
 
 namespace so {
@@ -83,11 +84,11 @@ class RandomMasters : public RandomWeights, public ::testing::WithParamInterface
 
 TEST_P(RandomMasters, AreWhatTheWeightsAreRoundedFrom) {
   const auto ranks = make_single_communicator();
-  EngineSettings settings;
+  test::CountedSettings settings;
   settings.formats = model_formats(DType::bf16);
-  settings.bucket_elements = 4096;
-  settings.device_units = GetParam() == Owner::device ? layout.units() : 0;
-  OffloadEngine engine(*device, pool, *ranks, layout, settings);
+  settings.placement.bucket_elements = 4096;
+  settings.counts.device_units = GetParam() == Owner::device ? layout.units() : 0;
+  OffloadEngine engine(*device, pool, *ranks, layout, settings.of(layout));
   randomize(engine, spec, pool, *stream);
   for (int p = 0; p < layout.count(); ++p) {
     const Range range = layout.range(p);

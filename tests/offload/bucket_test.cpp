@@ -8,8 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "offload/counted_settings.h"
+
 namespace so {
 namespace {
+
+using test::owned_rows;
 
 using Verb = void (Bucket::*)();
 const std::vector<std::pair<std::string, Verb>> verbs = {
@@ -122,7 +126,7 @@ TEST(MakeBuckets, CoverTheRangeAlignedAndNeverTooLarge) {
     const int device_units = static_cast<int>(random() % static_cast<unsigned>(layout.units() + 1));
     const std::int64_t of_device =
         device_units == layout.units() ? layout.elements() : layout.unit_range(device_units).begin;
-    const std::vector<Bucket> made = make_buckets(layout, most, device_units);
+    const std::vector<Bucket> made = make_buckets(layout, most, owned_rows(layout, device_units));
     const std::vector<Range> buckets = ranges(made);
     for (std::size_t i = 0; i < made.size(); ++i) {
       ASSERT_EQ(made[i].index(), static_cast<int>(i));
@@ -159,7 +163,7 @@ TEST(MakeBuckets, WholeModelInOneIfItFits) {
   std::mt19937 random(8);
   const ParameterLayout layout = random_layout(random);
   for (const int device_units : {0, layout.units()})
-    EXPECT_EQ(ranges(make_buckets(layout, layout.elements(), device_units)),
+    EXPECT_EQ(ranges(make_buckets(layout, layout.elements(), owned_rows(layout, device_units))),
               (std::vector<Range>{{0, layout.elements()}}));
 }
 
@@ -167,8 +171,8 @@ TEST(MakeBuckets, RefusesSizesThatAreNoMultipleOfTheAlignment) {
   std::mt19937 random(9);
   const ParameterLayout layout = random_layout(random);
   for (const std::int64_t elements : {0, -64, 1, 63, 65, 100})
-    EXPECT_THROW(make_buckets(layout, elements, 0), Bug) << elements;
-  for (const int units : {-1, layout.units() + 1}) EXPECT_THROW(make_buckets(layout, 64, units), Bug) << units;
+    EXPECT_THROW(make_buckets(layout, elements, owned_rows(layout, 0)), Bug) << elements;
+  EXPECT_THROW(make_buckets(layout, 64, {}), Bug) << "no owners";
 }
 
 }  // namespace

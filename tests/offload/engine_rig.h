@@ -20,8 +20,9 @@
 #include <utility>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/engine.h"
-#include "offload/schedule/gathered_units.h"
+#include "offload/schedule/placement.h"
 #include "optim/adamw_twin.h"
 #include "support/random_tensors.h"
 
@@ -88,7 +89,7 @@ inline Flat synthetic_gradients(const ParameterLayout& layout, unsigned seed, fl
 // The optimizer as a loop over elements, without buckets, threads or copies.
 class ReferenceLoop {
  public:
-  ReferenceLoop(const ParameterLayout& layout, const EngineSettings& settings, const Flat& initial)
+  ReferenceLoop(const ParameterLayout& layout, const CountedSettings& settings, const Flat& initial)
       : layout_(layout), settings_(settings), master(initial), m(initial), v(initial) {
     for (Flat* moments : {&m, &v})
       for (auto& values : *moments) std::fill(values.begin(), values.end(), 0.0f);
@@ -130,7 +131,7 @@ class ReferenceLoop {
   bool trained(std::size_t p) const { return layout_.parameter(static_cast<int>(p)).trained; }
 
   const ParameterLayout& layout_;
-  EngineSettings settings_;
+  CountedSettings settings_;
 
  public:
   Flat master, m, v;
@@ -154,7 +155,7 @@ class EngineRig {
   // `ranks`: null for one rank. `engine_device`: makes a device for the engine of the rig's one, whose events and
   // memory it shares.
   using MakeDevice = std::function<std::unique_ptr<Device>(Device&)>;
-  EngineRig(const ParameterLayout& layout, const EngineSettings& settings, int threads,
+  EngineRig(const ParameterLayout& layout, const CountedSettings& settings, int threads,
             std::unique_ptr<UpdatePolicy> policy = nullptr, const MakeDevice& engine_device = {},
             Communicator* ranks = nullptr)
       : layout_(layout),
@@ -162,11 +163,11 @@ class EngineRig {
         host_pool_("host", (std::iota(cpus_.begin(), cpus_.end(), 0), cpus_), false),
         ranks_(make_single_communicator()),
         own_device_(engine_device ? engine_device(rig_.device()) : nullptr),
-        in_slices_(gradient_places(layout, settings, ranks ? ranks->size() : 1).sliced),
+        units_(settings.of(layout, ranks ? ranks->size() : 1).placement.units),
         remade_inputs_(settings.remade_inputs),
         last_seen_(static_cast<std::size_t>(layout.count())),
         engine_(own_device_ ? *own_device_ : rig_.device(), host_pool_, ranks ? *ranks : *ranks_, layout,
-                through_host_memory(settings), std::move(policy)) {
+                through_host_memory(settings.of(layout, ranks ? ranks->size() : 1)), std::move(policy)) {
     if (!ranks) return;
     // A GPU that ranks share may not be given memory while one of them waits for another.
     for (int p = 0; p < layout_.count(); ++p) {
@@ -270,7 +271,7 @@ class EngineRig {
           const std::vector<float>& one = gradient[static_cast<std::size_t>(i)];
           values.insert(values.end(), one.begin(), one.end());
         }
-        const bool fresh = first || in_slices_[static_cast<std::size_t>(unit)];
+        const bool fresh = first || units_[static_cast<std::size_t>(unit)].sliced;
         write(p, count, std::move(values),
               fresh && !(p == 0 && shared != nullptr) ? Accumulate::overwrite : Accumulate::add);
         p += count;
@@ -437,7 +438,7 @@ class EngineRig {
   ThreadPool host_pool_;
   std::unique_ptr<Communicator> ranks_;
   const std::unique_ptr<Device> own_device_;
-  const std::vector<bool> in_slices_;  // by unit: each micro-batch's gradient is reduced
+  const std::vector<UnitPlacement> units_;
   const std::vector<bool> remade_inputs_;
   std::vector<std::size_t> last_seen_;  // by parameter: the hash of its weights where a pass found them last
   OffloadEngine engine_;

@@ -27,12 +27,12 @@ const ParameterLayout& the_layout() {
   return layout;
 }
 
-EngineSettings settings_of(DType compute, std::int64_t bucket_elements, double max_grad_norm = 0,
-                           Owner owner = Owner::host) {
-  EngineSettings settings;
-  settings.device_units = owner == Owner::device ? the_layout().units() : 0;
+CountedSettings settings_of(DType compute, std::int64_t bucket_elements, double max_grad_norm = 0,
+                            Owner owner = Owner::host) {
+  CountedSettings settings;
+  settings.counts.device_units = owner == Owner::device ? the_layout().units() : 0;
   settings.formats = model_formats(compute);
-  settings.bucket_elements = bucket_elements;
+  settings.placement.bucket_elements = bucket_elements;
   settings.weight_decay = 0.1;
   settings.max_grad_norm = max_grad_norm;
   return settings;
@@ -142,7 +142,7 @@ TEST(Engine, Bf16GradientsAreTheRoundedOnes) {
   const double max_norm = std::sqrt(run.norms[0] * run.norms[1]) / 2;
   for (const Owner owner : {Owner::host, Owner::device}) {
     SCOPED_TRACE(name_of(owner));
-    EngineSettings settings = settings_of(DType::bf16, 6400, max_norm, owner);
+    CountedSettings settings = settings_of(DType::bf16, 6400, max_norm, owner);
     settings.formats.gradients = DType::bf16;
     EngineRig rig(layout, settings, 2);
     ReferenceLoop reference(layout, settings, run.initial);
@@ -168,7 +168,7 @@ TEST(Engine, Bf16GradientsAreTheRoundedOnes) {
 TEST(Engine, SmallestBucketsOfOneAlignmentUnit) {
   const ParameterLayout layout(
       {{"a", {5, 70}, true, 0, false}, {"b", {3}, false, 1, false}, {"c", {130}, false, 1, false}});
-  const EngineSettings settings = settings_of(DType::bf16, ParameterLayout::alignment);
+  const CountedSettings settings = settings_of(DType::bf16, ParameterLayout::alignment);
   EngineRig rig(layout, settings, 2);
   ASSERT_EQ(static_cast<std::int64_t>(rig.engine().buckets().size()), layout.elements() / ParameterLayout::alignment);
   const Flat initial = synthetic_gradients(layout, 1);
@@ -197,7 +197,7 @@ TEST_P(EngineSkips, AndChangesNothing) {
   const ParameterLayout& layout = the_run().layout;
   for (const std::size_t bad_step : {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {
     SCOPED_TRACE("bad step " + std::to_string(bad_step));
-    const EngineSettings settings = settings_of(compute, 4096, 1.0, owner);
+    const CountedSettings settings = settings_of(compute, 4096, 1.0, owner);
     EngineRig rig(layout, settings, 2);
     ReferenceLoop reference(layout, settings, the_run().initial);
     rig.load(the_run().initial);
@@ -265,7 +265,7 @@ TEST(Engine, NonFiniteInAnEarlierMicroBatchSkipsTheStep) {
 // Squares of these overflow fp32, and their number times them almost fp32 itself; the step is sound.
 TEST(Engine, LargestFiniteGradientsAreNotSkipped) {
   const ParameterLayout& layout = the_run().layout;
-  const EngineSettings settings = settings_of(DType::bf16, 4096, 1.0);
+  const CountedSettings settings = settings_of(DType::bf16, 4096, 1.0);
   EngineRig rig(layout, settings, 2);
   ReferenceLoop reference(layout, settings, the_run().initial);
   rig.load(the_run().initial);
@@ -297,7 +297,7 @@ TEST(Engine, UploadRoundsToNearestEven) {
     EXPECT_EQ(bits, expected[i]) << values[i];
   }
   EXPECT_EQ(all.master[0], values[0]) << "the master is not rounded";
-  const EngineSettings settings = settings_of(DType::bf16, 64);
+  const CountedSettings settings = settings_of(DType::bf16, 64);
   EXPECT_TRUE(rig.equals(ReferenceLoop(layout, settings, master)));
 }
 
@@ -423,8 +423,8 @@ TEST_P(EngineOwners, ARunResumesUnderTheOther) {
 // State larger than a piece of the pinned staging memory travels in several.
 TEST(Engine, DeviceStateTravelsInPieces) {
   const ParameterLayout layout({{"a", {4500, 1000}, true, 0, false}, {"b", {4500, 1000}, true, 1, false}});
-  EngineSettings settings = settings_of(DType::bf16, layout.elements());
-  settings.device_units = layout.units();
+  CountedSettings settings = settings_of(DType::bf16, layout.elements());
+  settings.counts.device_units = layout.units();
   EngineRig rig(layout, settings, 2);
   ASSERT_EQ(rig.engine().buckets().size(), 1u);
   int pieces = 0;
@@ -448,7 +448,7 @@ TEST(Engine, DeviceStateTravelsInPieces) {
 }
 
 TEST(Engine, RefusesFormatsThatDoNotGoTogether) {
-  EngineSettings settings = settings_of(DType::bf16, 4096);
+  CountedSettings settings = settings_of(DType::bf16, 4096);
   settings.formats.activations = DType::f32;
   EXPECT_THROW(EngineRig(the_layout(), settings, 1), Bug);
 }

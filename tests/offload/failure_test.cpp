@@ -17,6 +17,7 @@
 #include "base/delay_point.h"
 #include "base/error.h"
 #include "offload/copy_hook.h"
+#include "offload/counted_settings.h"
 #include "offload/engine_rig.h"
 
 namespace so::test {
@@ -119,16 +120,16 @@ const Flat& gradient_of(int step) {
   return gradients[static_cast<std::size_t>(step) % gradients.size()];
 }
 
-EngineSettings settings_of(int round) {
-  EngineSettings settings;
+CountedSettings settings_of(int round) {
+  CountedSettings settings;
   const DType dtype = round % 2 == 0 ? DType::bf16 : DType::f32;
   settings.formats = model_formats(dtype);
   settings.formats.gradients = dtype;
-  settings.bucket_elements = 4096;
-  settings.device_units = round % 3;
-  settings.undo_buckets = round % 4;
-  settings.host_gradients = round % 5 == 4 ? GradientResidency::moved : GradientResidency::resident;
-  settings.schedule = round % 6 == 5 ? Schedule::synchronous : Schedule::overlapped;
+  settings.placement.bucket_elements = 4096;
+  settings.counts.device_units = round % 3;
+  settings.placement.spare_buckets = round % 4;
+  settings.counts.move_gradients = round % 5 == 4;
+  settings.placement.schedule = round % 6 == 5 ? Schedule::synchronous : Schedule::overlapped;
   settings.weight_decay = 0.1;
   settings.max_grad_norm = 100;
   return settings;
@@ -237,8 +238,8 @@ TEST(Failure, OfTheOptimizerIsThrownByWhatWaits) {
   for (int round = 0; round < 24; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Watchdog watchdog;
-    EngineSettings settings = settings_of(round);
-    settings.update_over_link = round % 4 >= 2;
+    CountedSettings settings = settings_of(round);
+    settings.placement.over_link = round % 4 >= 2;
     EngineRig rig(failing_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>());
     rig.load(synthetic_gradients(failing_layout(), 1, 0.125f));
     const OptimizerFault fault(static_cast<int>(random() % (round % 2 == 0 ? 16 : 400)));
@@ -258,8 +259,8 @@ TEST(Failure, OfTheModelsStreamIsThrownByTheStep) {
   for (int round = 0; round < 12; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Watchdog watchdog;
-    EngineSettings settings = settings_of(round);
-    settings.update_over_link = round % 2 == 1;
+    CountedSettings settings = settings_of(round);
+    settings.placement.over_link = round % 2 == 1;
     EngineRig rig(failing_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>());
     rig.load(synthetic_gradients(failing_layout(), 1, 0.125f));
     const int at_step = static_cast<int>(random() % 6),
@@ -283,10 +284,11 @@ TEST_P(CopyFailure, IsThrownByTheNextStepAtTheLatest) {
   for (int round = 0; round < 12; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Watchdog watchdog;
-    const EngineSettings settings = settings_of(round);
+    const CountedSettings settings = settings_of(round);
     const auto is_host = [](const Bucket& bucket) { return bucket.owner() == Owner::host; };
-    const std::vector<Bucket> buckets = make_buckets(failing_layout(), settings.bucket_elements, settings.device_units,
-                                                     settings.host_gradients == GradientResidency::moved);
+    const std::vector<Bucket> buckets =
+        make_buckets(failing_layout(), settings.placement.bucket_elements,
+                     owned_rows(failing_layout(), settings.counts.device_units), settings.counts.move_gradients);
     const auto owned = static_cast<int>(std::count_if(buckets.begin(), buckets.end(), is_host));
     // Each step copies every bucket at least once each way, after those that loading gave to the device.
     const int loaded = GetParam() == "to device" ? owned : 0, copies = loaded + static_cast<int>(random() % 40);
@@ -338,9 +340,9 @@ TEST_P(LinkFailure, IsThrownByTheNextStepAtTheLatest) {
   for (int round = 0; round < 6; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Watchdog watchdog;
-    EngineSettings settings = settings_of(round);
-    settings.update_over_link = true;
-    settings.device_units = 0;
+    CountedSettings settings = settings_of(round);
+    settings.placement.over_link = true;
+    settings.counts.device_units = 0;
     const LinkFirst first;
     EngineRig rig(failing_layout(), settings, 1, std::make_unique<MixedPolicy>(), [&](Device& device) {
       return std::make_unique<HookedDevice>(device, GetParam(),

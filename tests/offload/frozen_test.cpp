@@ -7,11 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/engine_rig.h"
 #include "offload/idle_micro_batch.h"
 #include "offload/plain_loop.h"
 #include "offload/ranks_rig.h"
-#include "offload/schedule/owner_split.h"
+#include "offload/schedule/placement.h"
 #include "support/on_gpu.h"
 #include "support/sanitized.h"
 #include "support/thread_ranks.h"
@@ -78,11 +79,11 @@ TEST(Frozen, TakesNoStateAndNoGradients) {
     PlainManner manner;
     manner.undo_buckets = 0;
     manner.device_units = device_units;
-    const EngineSettings settings = plain_settings(DType::f32, manner);
+    const CountedSettings settings = plain_settings(DType::f32, manner);
     const auto device = make_dry_device(DeviceKind::cpu);
     const auto ranks = make_single_communicator();
     ThreadPool pool("host", {}, false);
-    const OffloadEngine engine(*device, pool, *ranks, layout, settings);
+    const OffloadEngine engine(*device, pool, *ranks, layout, settings.of(layout));
     const auto held = [&](const char* name) {
       std::size_t bytes = 0;
       for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable})
@@ -107,7 +108,7 @@ TEST(Frozen, APartOfAJoinedMatrix) {
   parameters[1].trained = parameters[3].trained = false;
   const ParameterLayout layout(parameters);
   EXPECT_EQ(layout.gradient_ranges(1), (std::vector<Range>{{512, 512 + 768}}));
-  const std::vector<Bucket> buckets = make_buckets(layout, 1 << 20, 0);
+  const std::vector<Bucket> buckets = make_buckets(layout, 1 << 20, owned_rows(layout, 0));
   std::vector<std::pair<std::int64_t, Owner>> ends;
   for (const Bucket& bucket : buckets) ends.emplace_back(bucket.range().end, bucket.owner());
   EXPECT_EQ(
@@ -124,7 +125,7 @@ TEST(Frozen, AnIdleRankGathersNoMore) {
   if (on_gpu()) GTEST_SKIP() << "ranks are those of the CPU device";
   const ParameterLayout layout = frozen_layout({"embed", "1.*", "2.*", "3.*"});
   ASSERT_EQ(layout.first_trained_unit(), 4);
-  const EngineSettings settings = gathered_settings(5);
+  const CountedSettings settings = gathered_settings(5);
   ReferenceLoop reference(layout, settings, plain_initial(DType::f32));
   const auto gradient_of = [&](int step) { return synthetic_gradients(layout, static_cast<unsigned>(step)); };
   for (int step = 0; step < 4; ++step) reference.step(gradient_of(step), 1e-2, step + 1);
@@ -161,7 +162,7 @@ TEST(Frozen, Ranks) {
         for (const int device_units : {0, 4}) {
           SCOPED_TRACE(testing::Message()
                        << size << " ranks, " << gathered << " units gathered, device units " << device_units);
-          const EngineSettings settings = gathered_settings(gathered, device_units);
+          const CountedSettings settings = gathered_settings(gathered, device_units);
           ReferenceLoop reference(layout, settings, plain_initial(DType::f32));
           std::vector<Flat> sums;
           for (int step = 0; step < 4; ++step) {

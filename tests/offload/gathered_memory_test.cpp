@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "offload/counted_settings.h"
 #include "offload/ranks_rig.h"
-#include "offload/schedule/gathered_units.h"
+#include "offload/schedule/placement.h"
 #include "ranks/shard_map.h"
 
 namespace so::test {
@@ -17,25 +18,25 @@ namespace {
 // The first of four ranks, which has the most; asked as a plan asks, of a device without memory.
 TEST(GatheredMemory, ARankHoldsItsShareAndTwoPlaces) {
   ThreadPool pool("test", {0}, false);
-  const auto booked = [&](const EngineSettings& settings, int size) {
+  const auto booked = [&](const CountedSettings& settings, int size) {
     const auto device = make_dry_device(DeviceKind::cuda);
     const auto ranks = make_dry_communicator(size);
-    const OffloadEngine engine(*device, pool, *ranks, layered(), settings);
+    const OffloadEngine engine(*device, pool, *ranks, layered(), settings.of(layered(), size));
     return device->ledger().peaks(MemoryKind::device);
   };
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const int size : {2, 4})
       for (const int gathered : {1, 4, 5}) {
-        EngineSettings settings = gathered_settings(gathered);
+        CountedSettings settings = gathered_settings(gathered);
         settings.formats = model_formats(dtype);
         settings.formats.gradients = DType::f32;
-        const std::vector<bool> in_slices = gathered_units(layered().units(), gathered);
+        const std::vector<UnitPlacement> units = settings.of(layered(), size).placement.units;
         std::int64_t stay = 0, sliced = 0;
         std::vector<std::int64_t> places(gather_places);
         for (int unit = 0, turn = 0; unit < layered().units(); ++unit) {
           const std::int64_t elements = layered().unit_range(unit).size();
-          (in_slices[static_cast<std::size_t>(unit)] ? sliced : stay) += elements;
-          if (!in_slices[static_cast<std::size_t>(unit)]) continue;
+          (units[static_cast<std::size_t>(unit)].sliced ? sliced : stay) += elements;
+          if (!units[static_cast<std::size_t>(unit)].sliced) continue;
           std::int64_t& place = places[static_cast<std::size_t>(turn++ % gather_places)];
           place = std::max(place, elements);
         }
@@ -51,7 +52,7 @@ TEST(GatheredMemory, ARankHoldsItsShareAndTwoPlaces) {
           EXPECT_GE(slices * size, sliced * bytes) << name;
           EXPECT_LT(slices * size, longest * bytes) << name;
         }
-        settings.gathered = 0;
+        settings.counts.gathered_units = 0;
         held = booked(settings, size);
         EXPECT_EQ(held["weights"], static_cast<std::size_t>((stay + sliced) * element));
         EXPECT_EQ(held["gradients"], static_cast<std::size_t>((stay + sliced) * 4));
@@ -61,21 +62,21 @@ TEST(GatheredMemory, ARankHoldsItsShareAndTwoPlaces) {
 
 TEST(GatheredMemory, WhatDoesNotGoTogetherIsRefused) {
   ThreadPool pool("test", {0}, false);
-  const auto refused = [&](int size, EngineSettings settings) {
+  const auto refused = [&](int size, CountedSettings settings) {
     const auto device = make_dry_device(DeviceKind::cpu);
     const auto ranks = make_dry_communicator(size);
-    EXPECT_THROW(OffloadEngine(*device, pool, *ranks, layered(), settings), Bug);
+    EXPECT_THROW(OffloadEngine(*device, pool, *ranks, layered(), settings.of(layered(), size)), Bug);
   };
   refused(1, gathered_settings(1));
   refused(2, gathered_settings(6));
-  EngineSettings settings = gathered_settings(1);
-  settings.streamed_units = 1;
+  CountedSettings settings = gathered_settings(1);
+  settings.counts.streamed_units = 1;
   refused(2, settings);
   settings = gathered_settings(0, 2);  // whole weights, of which a rank has no masters
-  settings.device_weights = ResidencyKind::from_masters;
+  settings.counts.cast_weights = true;
   refused(2, settings);
-  settings.device_weights = ResidencyKind::resident;
-  settings.host_weights = ResidencyKind::from_masters;
+  settings.counts.cast_weights = false;
+  settings.counts.send_masters = true;
   refused(2, settings);
   refused(1, settings);
 }

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/memory/unit_weights.h"
 #include "offload/schedule/pass_order.h"
-#include "offload/schedule/residency.h"
 #include "support/device_rig.h"
 
 namespace so::test {
@@ -32,24 +32,24 @@ class Gathering {
   Gathering(int layers, int gathered, std::function<bool(int)> sent, const std::vector<bool>& remade = {})
       : layout_(layout_of_layers(layers)),
         backward_(backward_steps(layout_.units(), 1, remade)),
-        kinds_(residency_kinds(layout_, 0, ResidencyKind::resident, 0, gathered)),
-        buckets_(make_buckets(layout_, 64, 0, true)),
-        weights_(rig_.device(), layout_, DType::f32, {}, kinds_, buckets_,
+        placement_{.units = make_rows(trained_units(layout_), 2, {.gathered_units = gathered}, inputs(remade)),
+                   .ranks = 2},
+        buckets_(make_buckets(layout_, 64, placement_.units, true)),
+        weights_(rig_.device(), layout_, DType::f32, {}, placement_, buckets_,
                  {.final_weights = {},
                   .cast_masters = {},
                   .gathers = {.stream = [this]() -> Stream& { return *stream_; },
                               .sent = std::move(sent),
                               .require_sent = [this](int unit) { units_.push_back(unit); },
                               .gather = [](std::span<const BucketGather>) {},
-                              .whole = [this](int unit) { return whole_[static_cast<std::size_t>(unit)]; }}},
-                 PassOrder(layout_.units(), 0, remade)),
+                              .whole = [this](int unit) { return whole_[static_cast<std::size_t>(unit)]; }}}),
         stream_(rig_.device().create_stream("gather")),
         whole_(static_cast<std::size_t>(layout_.units()), true) {}
   ~Gathering() { rig_.stream().synchronize(); }
 
   void use(int unit) {
     const auto u = static_cast<std::size_t>(unit);
-    if (kinds_[u] == ResidencyKind::resident && !whole_[u]) {
+    if (placement_.units[u].weights == ResidencyKind::resident && !whole_[u]) {
       weights_.finish_prefetch();
       units_.push_back(-unit);
       whole_[u] = true;
@@ -85,7 +85,7 @@ class Gathering {
  private:
   const ParameterLayout layout_;
   const std::vector<BackwardStep> backward_;
-  const std::vector<ResidencyKind> kinds_;
+  const Placement placement_;
   const std::vector<Bucket> buckets_;
   DeviceRig rig_;
   UnitWeights weights_;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/plain_loop.h"
 #include "offload/range_update.h"
 #include "offload/ranks_rig.h"
@@ -53,7 +54,7 @@ TEST(LrMultiplier, Ranks) {
   for (const int size : {2, 3})
     for (const int device_units : {0, 4}) {
       SCOPED_TRACE(testing::Message() << size << " ranks, device units " << device_units);
-      const EngineSettings settings = gathered_settings(2, device_units);
+      const CountedSettings settings = gathered_settings(2, device_units);
       ReferenceLoop reference(multiplied(), settings, plain_initial(DType::f32));
       for (int step = 0; step < 4; ++step) {
         std::vector<Flat> gradients;

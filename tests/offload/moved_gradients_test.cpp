@@ -36,20 +36,20 @@ Flat uneven_gradients(const ParameterLayout& layout, unsigned seed) {
   return flat;
 }
 
-EngineSettings sum_settings(GradientResidency residency, DType gradients = DType::f32, int device_units = 0) {
-  EngineSettings settings;
+CountedSettings sum_settings(bool moved, DType gradients = DType::f32, int device_units = 0) {
+  CountedSettings settings;
   settings.formats = model_formats(DType::bf16);
   settings.formats.gradients = gradients;
-  settings.bucket_elements = 1024;
-  settings.device_units = device_units;
-  settings.undo_buckets = 3;
-  settings.host_gradients = residency;
+  settings.placement.bucket_elements = 1024;
+  settings.counts.device_units = device_units;
+  settings.placement.spare_buckets = 3;
+  settings.counts.move_gradients = moved;
   settings.weight_decay = 0.1;
   settings.max_grad_norm = 1;
   return settings;
 }
 
-std::unique_ptr<EngineRig> sum_rig(const EngineSettings& settings, unsigned seed = 1) {
+std::unique_ptr<EngineRig> sum_rig(const CountedSettings& settings, unsigned seed = 1) {
   auto rig = std::make_unique<EngineRig>(layered(), settings, 2, std::make_unique<RandomPolicy>(seed));
   rig->load(synthetic_gradients(layered(), 1, 0.125f));
   return rig;
@@ -68,8 +68,8 @@ TEST(MovedGradients, SumsHaveTheBitsOfALoop) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const int micro_batches : {2, 3, 8}) {
       SCOPED_TRACE(std::string(name_of(dtype)) + ", micro-batches " + std::to_string(micro_batches));
-      const EngineSettings settings = sum_settings(GradientResidency::moved, dtype);
-      const auto rig = sum_rig(settings), stays = sum_rig(sum_settings(GradientResidency::resident, dtype), 2);
+      const CountedSettings settings = sum_settings(true, dtype);
+      const auto rig = sum_rig(settings), stays = sum_rig(sum_settings(false, dtype), 2);
       ReferenceLoop reference(layered(), settings, synthetic_gradients(layered(), 1, 0.125f));
       const auto rounded = [&](float x) { return dtype == DType::bf16 ? static_cast<float>(bf16(x)) : x; };
       bool order_counts = false;
@@ -104,8 +104,7 @@ TEST(MovedGradients, SumsHaveTheBitsOfALoop) {
 
 TEST(MovedGradients, WhatIsNotFiniteInAnyMicroBatchSkipsTheStepAlone) {
   for (int bad = 0; bad < 3; ++bad) {
-    const auto rig = sum_rig(sum_settings(GradientResidency::moved)),
-               stays = sum_rig(sum_settings(GradientResidency::resident), 2);
+    const auto rig = sum_rig(sum_settings(true)), stays = sum_rig(sum_settings(false), 2);
     for (int step = 0; step < 3; ++step) {
       std::vector<Flat> gradients;
       for (int m = 0; m < 3; ++m)
@@ -123,8 +122,7 @@ TEST(MovedGradients, WhatIsNotFiniteInAnyMicroBatchSkipsTheStepAlone) {
 
 // The sum that the next step's first micro-batch would have found in its slot is forgotten too.
 TEST(MovedGradients, SumsThatAreDroppedLeaveNothing) {
-  const auto rig = sum_rig(sum_settings(GradientResidency::moved)),
-             stays = sum_rig(sum_settings(GradientResidency::resident), 2);
+  const auto rig = sum_rig(sum_settings(true)), stays = sum_rig(sum_settings(false), 2);
   for (int step = 0; step < 6; ++step) {
     std::vector<Flat> gradients;
     for (int m = 0; m < 2; ++m) gradients.push_back(uneven_gradients(layered(), static_cast<unsigned>(10 * step + m)));
@@ -140,10 +138,10 @@ TEST(MovedGradients, SumsThatAreDroppedLeaveNothing) {
 // Backward passes that go through the units as they like find their sums too, only later.
 TEST(MovedGradients, AnyOrderOfUnitsHasTheSameBits) {
   std::mt19937 random(5);
-  EngineSettings settings = sum_settings(GradientResidency::moved);
-  settings.units_in_any_order = true;
+  CountedSettings settings = sum_settings(true);
+  settings.caller.any_order = true;
   const auto rig = sum_rig(settings);
-  settings.host_gradients = GradientResidency::resident;
+  settings.counts.move_gradients = false;
   const auto stays = sum_rig(settings, 2);
   std::vector<int> order(static_cast<std::size_t>(layered().units()));
   std::iota(order.begin(), order.end(), 0);
@@ -168,14 +166,14 @@ TEST(MovedGradients, FrozenLayersTakeNoTurn) {
   std::vector<Parameter> parameters(layered().parameters().begin(), layered().parameters().end());
   for (Parameter& p : parameters) p.trained = p.unit != 3;
   const ParameterLayout layout(std::move(parameters));
-  EngineSettings settings = sum_settings(GradientResidency::moved);
+  CountedSettings settings = sum_settings(true);
   const auto make = [&](unsigned seed) {
     auto rig = std::make_unique<EngineRig>(layout, settings, 2, std::make_unique<RandomPolicy>(seed));
     rig->load(synthetic_gradients(layout, 1, 0.125f));
     return rig;
   };
   const auto moved = make(1);
-  settings.host_gradients = GradientResidency::resident;
+  settings.counts.move_gradients = false;
   const auto stays = make(2);
   for (int step = 0; step < 4; ++step) {
     std::vector<Flat> gradients;
@@ -188,11 +186,11 @@ TEST(MovedGradients, FrozenLayersTakeNoTurn) {
 
 // Two slots on the device, and a place for every gradient in the host's memory.
 TEST(MovedGradients, TakeTwoSlotsOfDeviceMemory) {
-  const auto bytes_of = [](GradientResidency residency, MemoryKind kind) {
+  const auto bytes_of = [](bool moved, MemoryKind kind) {
     const auto device = make_dry_device(DeviceKind::cpu);
     ThreadPool pool("test", {0}, false);
     const auto ranks = make_dry_communicator(1);
-    const OffloadEngine engine(*device, pool, *ranks, layered(), sum_settings(residency, DType::f32, 1));
+    const OffloadEngine engine(*device, pool, *ranks, layered(), sum_settings(moved, DType::f32, 1).of(layered()));
     const auto peaks = device->ledger().peaks(kind);
     const auto found = peaks.find("gradients");
     return found == peaks.end() ? std::size_t{0} : found->second;
@@ -203,12 +201,11 @@ TEST(MovedGradients, TakeTwoSlotsOfDeviceMemory) {
     all += 4 * elements(unit);
     if (unit > 0) host += 4 * elements(unit);
   }
-  EXPECT_EQ(bytes_of(GradientResidency::resident, MemoryKind::device), all);
-  EXPECT_EQ(bytes_of(GradientResidency::resident, MemoryKind::pinned), 0u);
-  EXPECT_EQ(bytes_of(GradientResidency::moved, MemoryKind::pinned), host);
+  EXPECT_EQ(bytes_of(false, MemoryKind::device), all);
+  EXPECT_EQ(bytes_of(false, MemoryKind::pinned), 0u);
+  EXPECT_EQ(bytes_of(true, MemoryKind::pinned), host);
   // The ends stay, and the largest of the others are the last two.
-  EXPECT_EQ(bytes_of(GradientResidency::moved, MemoryKind::device),
-            4 * (elements(0) + elements(4) + elements(5) + elements(6)));
+  EXPECT_EQ(bytes_of(true, MemoryKind::device), 4 * (elements(0) + elements(4) + elements(5) + elements(6)));
 }
 
 TEST(MovedGradients, ACopyThatFailsFailsTheStep) {
@@ -217,13 +214,12 @@ TEST(MovedGradients, ACopyThatFailsFailsTheStep) {
     for (const int good : {0, 3, 17}) {
       SCOPED_TRACE(std::string(stream) + " after " + std::to_string(good));
       int copies = 0;
-      EngineRig rig(layered(), sum_settings(GradientResidency::moved), 2, std::make_unique<RandomPolicy>(1),
-                    [&](Device& device) {
-                      return std::make_unique<HookedDevice>(device, stream, [&](Stream& failing) {
-                        if (copies++ >= good) failing.host("fault", [] { throw Error("a copy failed"); });
-                        return true;
-                      });
-                    });
+      EngineRig rig(layered(), sum_settings(true), 2, std::make_unique<RandomPolicy>(1), [&](Device& device) {
+        return std::make_unique<HookedDevice>(device, stream, [&](Stream& failing) {
+          if (copies++ >= good) failing.host("fault", [] { throw Error("a copy failed"); });
+          return true;
+        });
+      });
       rig.load(synthetic_gradients(layered(), 1, 0.125f));
       const Flat gradient = uneven_gradients(layered(), 3);
       EXPECT_THROW(sum_step(rig, {gradient, gradient, gradient}, 1), Error);
@@ -246,10 +242,11 @@ class HalfLeft final : public UpdatePolicy {
 // must therefore be there.
 TEST(MovedGradients, WhatIsLeftComesBehindTheRest) {
   if (on_gpu()) GTEST_SKIP() << "the stream that waits is one of the CPU device";
-  EngineSettings settings = sum_settings(GradientResidency::moved);
-  settings.undo_buckets = 1000;
+  CountedSettings settings = sum_settings(true);
+  settings.placement.spare_buckets = 1000;
   int ahead = 0, left = 0;  // of the last unit
-  for (const Bucket& bucket : make_buckets(layered(), settings.bucket_elements, settings.device_units, true))
+  for (const Bucket& bucket :
+       make_buckets(layered(), settings.placement.bucket_elements, owned_rows(layered(), 0), true))
     if (layered().unit_of(bucket.range().begin) == layered().units() - 1) ++(bucket.index() % 2 == 0 ? ahead : left);
   ASSERT_GT(ahead, 1);
   ASSERT_GT(left, 1);
@@ -281,8 +278,8 @@ TEST(MovedGradients, WhatIsLeftComesBehindTheRest) {
 TEST(MovedGradients, WaitsForThemAreCounted) {
   if (on_gpu()) GTEST_SKIP() << "the slow stream is one of the CPU device";
   constexpr auto each = std::chrono::milliseconds(1);
-  EngineSettings settings = sum_settings(GradientResidency::moved);
-  settings.bucket_elements = 1 << 20;
+  CountedSettings settings = sum_settings(true);
+  settings.placement.bucket_elements = 1 << 20;
   EngineRig rig(layered(), settings, 2, nullptr, [&](Device& device) {
     return std::make_unique<HookedDevice>(device, "gradient sums", [&](Stream& slow) {
       slow.host("slow", [&] { std::this_thread::sleep_for(each); });

@@ -21,7 +21,7 @@
 #include "offload/device_waits.h"
 #include "offload/engine_report.h"
 #include "offload/engine_rig.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 #include "support/device_rig.h"
 #include "support/jitter.h"
 
@@ -59,10 +59,10 @@ const ParameterLayout& overlap_layout() {
   return layout;
 }
 
-EngineSettings settings_with(std::int64_t undo_buckets) {
-  EngineSettings settings;
-  settings.bucket_elements = 4096;
-  settings.undo_buckets = undo_buckets;
+CountedSettings settings_with(std::int64_t undo_buckets) {
+  CountedSettings settings;
+  settings.placement.bucket_elements = 4096;
+  settings.placement.spare_buckets = undo_buckets;
   return settings;
 }
 
@@ -164,9 +164,9 @@ TEST(StepOverlap, TheLastMicroBatchIsCountedOnce) {
 
 TEST(StepOverlap, ThePolicyKnowsWhatStreams) {
   std::vector<UpdateFacts> told;
-  EngineSettings settings = settings_with(0);
-  settings.bucket_elements = 1024;
-  settings.streamed_units = 1;
+  CountedSettings settings = settings_with(0);
+  settings.placement.bucket_elements = 1024;
+  settings.counts.streamed_units = 1;
   settings.expected.stream_seconds = 5;
   EngineRig rig(overlap_layout(), settings, 2, std::make_unique<ListeningPolicy>(told));
   const Flat gradient = synthetic_gradients(overlap_layout(), 1);
@@ -175,8 +175,9 @@ TEST(StepOverlap, ThePolicyKnowsWhatStreams) {
   ASSERT_EQ(told.size(), 1u);
   EXPECT_EQ(told[0].stream_seconds, 5);
   ASSERT_EQ(told[0].streamed.size(), told[0].elements.size());
-  const std::vector<bool> streams = streamed_units(overlap_layout().units(), 0, 1);
-  const auto unit = static_cast<int>(std::find(streams.begin(), streams.end(), true) - streams.begin());
+  const std::vector<UnitPlacement> units = settings.of(overlap_layout()).placement.units;
+  const auto streams = [](const UnitPlacement& unit) { return unit.weights == ResidencyKind::streamed; };
+  const auto unit = static_cast<int>(std::find_if(units.begin(), units.end(), streams) - units.begin());
   EXPECT_EQ(std::accumulate(told[0].streamed.begin(), told[0].streamed.end(), std::int64_t{0}),
             overlap_layout().unit_range(unit).size());
   for (std::size_t i = 0; i < told[0].streamed.size(); ++i)
@@ -185,7 +186,7 @@ TEST(StepOverlap, ThePolicyKnowsWhatStreams) {
 
 TEST(StepOverlap, ThePolicyGoesByThePlanUntilTimesAreMeasured) {
   std::vector<UpdateFacts> told;
-  EngineSettings settings = settings_with(0);
+  CountedSettings settings = settings_with(0);
   settings.expected = {.update_seconds = 1e3, .preview_seconds = 2e3, .forward_seconds = 3e3, .backward_seconds = 4e3};
   EngineRig rig(overlap_layout(), settings, 2, std::make_unique<ListeningPolicy>(told));
   const Flat gradient = synthetic_gradients(overlap_layout(), 1);
@@ -263,8 +264,8 @@ TEST(HostIdle, WaitsForACheckpoint) {
 TEST(StepOverlap, PartsOfTheEngineAddUpToTheTime) {
   const Jitter jitter(3);
   for (const Ahead ahead : {Ahead::leave, Ahead::speculate, Ahead::preview}) {
-    EngineSettings settings = settings_with(2);
-    settings.device_units = 1;
+    CountedSettings settings = settings_with(2);
+    settings.counts.device_units = 1;
     settings.max_grad_norm = 100;  // every third step's is above
     EngineRig rig(overlap_layout(), settings, 2, std::make_unique<FixedPolicy>(ahead));
     rig.load(synthetic_gradients(overlap_layout(), 1));
@@ -292,8 +293,8 @@ TEST(StepOverlap, PartsOfTheEngineAddUpToTheTime) {
 }
 
 TEST(StepOverlap, OfARunWithoutTheHost) {
-  EngineSettings settings = settings_with(0);
-  settings.device_units = overlap_layout().units();
+  CountedSettings settings = settings_with(0);
+  settings.counts.device_units = overlap_layout().units();
   EngineRig rig(overlap_layout(), settings, 1);
   rig.load(synthetic_gradients(overlap_layout(), 1));
   rig.step(synthetic_gradients(overlap_layout(), 2), 1e-2, 1);

@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/engine_rig.h"
 #include "offload/random_policy.h"
 
@@ -61,14 +62,14 @@ struct UpdateManner {
 
 void expect_own_updates(const UpdateManner& manner, unsigned seed) {
   const ParameterLayout& layout = layered();
-  EngineSettings settings;
+  CountedSettings settings;
   settings.formats = model_formats(DType::f32);
-  settings.device_units = manner.device_units;
-  settings.streamed_units = manner.streamed_units;
-  settings.update_over_link = manner.over_link;
-  settings.bucket_elements = manner.bucket_elements;
-  settings.undo_buckets = manner.undo_buckets;
-  settings.schedule = manner.schedule;
+  settings.counts.device_units = manner.device_units;
+  settings.counts.streamed_units = manner.streamed_units;
+  settings.placement.over_link = manner.over_link;
+  settings.placement.bucket_elements = manner.bucket_elements;
+  settings.placement.spare_buckets = manner.undo_buckets;
+  settings.placement.schedule = manner.schedule;
   settings.max_grad_norm = 400;
   EngineRig rig(layout, settings, 2, std::make_unique<RandomPolicy>(seed));
   const Flat initial = synthetic_gradients(layout, seed, 0x1p-4f);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "offload/counted_settings.h"
 #include "offload/engine_rig.h"
 #include "offload/random_policy.h"
 
@@ -34,17 +35,17 @@ struct PlainManner {
   int resume_at = -1;
 };
 
-inline EngineSettings plain_settings(DType compute, const PlainManner& manner) {
-  EngineSettings settings;
+inline CountedSettings plain_settings(DType compute, const PlainManner& manner) {
+  CountedSettings settings;
   settings.formats = model_formats(compute);
-  settings.bucket_elements = manner.bucket_elements;
-  settings.device_units = manner.device_units;
-  settings.undo_buckets = manner.undo_buckets;
-  settings.schedule = manner.schedule;
-  settings.device_weights = manner.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
-  settings.streamed_units = manner.streamed_units;
-  settings.update_over_link = manner.over_link;
-  if (manner.transient_gradients) settings.host_gradients = GradientResidency::moved;
+  settings.placement.bucket_elements = manner.bucket_elements;
+  settings.counts.device_units = manner.device_units;
+  settings.placement.spare_buckets = manner.undo_buckets;
+  settings.placement.schedule = manner.schedule;
+  settings.counts.cast_weights = manner.transient_weights;
+  settings.counts.streamed_units = manner.streamed_units;
+  settings.placement.over_link = manner.over_link;
+  if (manner.transient_gradients) settings.counts.move_gradients = true;
   settings.weight_decay = 0.1;
   settings.max_grad_norm = 100;  // a third of the steps is clipped
   return settings;
@@ -60,7 +61,7 @@ inline Flat plain_initial(DType compute) {
 }
 
 inline void expect_plain_loop(const ParameterLayout& layout, DType compute, const PlainManner& manner, unsigned seed) {
-  const EngineSettings settings = plain_settings(compute, manner);
+  const CountedSettings settings = plain_settings(compute, manner);
   const auto make = [&](unsigned s) {
     return std::make_unique<EngineRig>(layout, settings, 2, std::make_unique<RandomPolicy>(s));
   };

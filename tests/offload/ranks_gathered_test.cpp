@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/engine_rig.h"
 #include "offload/idle_micro_batch.h"
 #include "offload/random_policy.h"
@@ -24,6 +25,7 @@
 namespace so {
 namespace {
 
+using test::CountedSettings;
 using test::EngineRig;
 using test::Flat;
 using test::gathered_settings;
@@ -40,7 +42,7 @@ struct StepOf {
 };
 
 struct RunOf {
-  EngineSettings settings;
+  CountedSettings settings;
   int ranks = 2;
   std::vector<StepOf> steps;
   unsigned seed = 1;  // of what differs between ranks
@@ -155,21 +157,16 @@ TEST(GatheredOnRanks, EqualsOneLoopBitForBit) {
   for (const int size : test::sanitized ? std::vector{3} : std::vector{2, 3})
     for (const int gathered : test::sanitized ? std::vector{2} : std::vector{1, 2, 5})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
-        for (const auto& [device_units, weights, host_weights] :
-             {std::tuple{0, ResidencyKind::resident, ResidencyKind::resident},
-              std::tuple{0, ResidencyKind::resident, ResidencyKind::from_masters},
-              std::tuple{3, ResidencyKind::resident, ResidencyKind::resident},
-              std::tuple{3, ResidencyKind::from_masters, ResidencyKind::resident},
-              std::tuple{3, ResidencyKind::from_masters, ResidencyKind::from_masters},
-              std::tuple{7, ResidencyKind::from_masters, ResidencyKind::resident}}) {
+        for (const auto& [device_units, casts, sends] :
+             {std::tuple{0, false, false}, std::tuple{0, false, true}, std::tuple{3, false, false},
+              std::tuple{3, true, false}, std::tuple{3, true, true}, std::tuple{7, true, false}}) {
           SCOPED_TRACE(testing::Message() << size << " ranks, " << gathered << " gathered, " << device_units
                                           << " of the device, " << (schedule == Schedule::overlapped)
-                                          << (weights == ResidencyKind::from_masters ? ", made of masters" : "")
-                                          << (host_weights == ResidencyKind::from_masters ? ", the host's too" : ""));
+                                          << (casts ? ", made of masters" : "") << (sends ? ", the host's too" : ""));
           RunOf run{.settings = gathered_settings(gathered, device_units), .ranks = size, .steps = plain_steps(4)};
-          run.settings.schedule = schedule;
-          run.settings.device_weights = weights;
-          run.settings.host_weights = host_weights;
+          run.settings.placement.schedule = schedule;
+          run.settings.counts.cast_weights = casts;
+          run.settings.counts.send_masters = sends;
           run.steps[2].scale = 8;  // clipped
           run.delays = false;
           const Found found = run_on_ranks(run);
@@ -193,11 +190,11 @@ RunOf random_run(unsigned seed, int steps) {
   const auto chance = [&](unsigned in) { return random() % in == 0; };
   RunOf run{.settings = gathered_settings(1 + static_cast<int>(random() % 5)), .seed = seed};
   run.ranks = 2 + static_cast<int>(random() % 3);
-  run.settings.device_units = chance(2) ? 0 : static_cast<int>(random() % 8);
-  run.settings.bucket_elements = std::int64_t{1024} << random() % 3;
-  run.settings.undo_buckets = static_cast<std::int64_t>(random() % 6);
-  run.settings.cast = chance(2) ? CastSide::host : CastSide::device;
-  run.settings.update_over_link = chance(2);
+  run.settings.counts.device_units = chance(2) ? 0 : static_cast<int>(random() % 8);
+  run.settings.placement.bucket_elements = std::int64_t{1024} << random() % 3;
+  run.settings.placement.spare_buckets = static_cast<std::int64_t>(random() % 6);
+  run.settings.placement.cast = chance(2) ? CastSide::host : CastSide::device;
+  run.settings.placement.over_link = chance(2);
   if (chance(2)) {
     run.settings.formats = model_formats(DType::bf16);
     run.settings.formats.gradients = chance(2) ? DType::bf16 : DType::f32;
@@ -214,9 +211,9 @@ RunOf random_run(unsigned seed, int steps) {
     step.scale = chance(3) ? 8.0f : 0.125f;
     run.steps.push_back(step);
   }
-  if (chance(2)) run.settings.host_gradients = GradientResidency::moved;
-  if (chance(2)) run.settings.device_weights = ResidencyKind::from_masters;
-  if (chance(2)) run.settings.host_weights = ResidencyKind::from_masters;
+  if (chance(2)) run.settings.counts.move_gradients = true;
+  if (chance(2)) run.settings.counts.cast_weights = true;
+  if (chance(2)) run.settings.counts.send_masters = true;
   if (chance(2)) run.settings.remade_inputs = {false, false, true, chance(2), false, true, false};
   return run;
 }
@@ -230,11 +227,11 @@ TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
     RunOf run = random_run(seed, 8);
     const Found gathered = run_on_ranks(run);
     expect_plain_loop(run, gathered);
-    run.settings.gathered = 0;
-    run.settings.schedule = Schedule::synchronous;
-    run.settings.update_over_link = false;
-    run.settings.host_gradients = GradientResidency::resident;
-    run.settings.device_weights = run.settings.host_weights = ResidencyKind::resident;
+    run.settings.counts.gathered_units = 0;
+    run.settings.placement.schedule = Schedule::synchronous;
+    run.settings.placement.over_link = false;
+    run.settings.counts.move_gradients = false;
+    run.settings.counts.cast_weights = run.settings.counts.send_masters = false;
     run.delays = false;
     const Found whole = run_on_ranks(run);
     EXPECT_TRUE(gathered.bytes == whole.bytes);
@@ -255,8 +252,8 @@ TEST(GatheredOnRanks, AnyNumberOfRanksGoesOn) {
   int step = 0;
   for (const auto& [size, gathered] : {std::pair{3, 5}, std::pair{2, 2}, std::pair{1, 0}, std::pair{4, 4}}) {
     RunOf run{.settings = gathered_settings(gathered, size), .ranks = size, .steps = plain_steps(step + 2)};
-    if (gathered > 2) run.settings.device_weights = ResidencyKind::from_masters;
-    if (gathered == 4) run.settings.host_weights = ResidencyKind::from_masters;
+    if (gathered > 2) run.settings.counts.cast_weights = true;
+    if (gathered == 4) run.settings.counts.send_masters = true;
     const int first = step;
     step += 2;
     for (int i = first; i < step; ++i) {
@@ -295,9 +292,9 @@ TEST(GatheredOnRanks, WeightsThatArePlacedComeToAll) {
     for (const int device_units : {0, 4, 7})
       for (const bool whole : {false, true}) {
         SCOPED_TRACE(testing::Message() << name_of(weights) << ", " << device_units << " of the device, " << whole);
-        EngineSettings settings = gathered_settings(5, device_units);
-        if (device_units == 4) settings.device_weights = ResidencyKind::from_masters;
-        if (device_units == 0) settings.host_weights = ResidencyKind::from_masters;
+        CountedSettings settings = gathered_settings(5, device_units);
+        if (device_units == 4) settings.counts.cast_weights = true;
+        if (device_units == 0) settings.counts.send_masters = true;
         settings.formats = model_formats(weights);
         settings.formats.gradients = DType::f32;
         test::run_ranks(3, [&](Communicator& ranks) {

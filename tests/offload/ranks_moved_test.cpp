@@ -12,10 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/engine_rig.h"
 #include "offload/random_policy.h"
 #include "offload/ranks_rig.h"
-#include "offload/schedule/gradient_places.h"
+#include "offload/schedule/placement.h"
 #include "support/jitter.h"
 #include "support/on_gpu.h"
 #include "support/sanitized.h"
@@ -23,8 +24,6 @@
 
 namespace so::test {
 namespace {
-
-std::vector<bool> trained(int units) { return std::vector<bool>(static_cast<std::size_t>(units), true); }
 
 // The values have many sizes, so a sum is rounded, and to other bits in another order.
 Flat uneven(int step, int micro_batch, int rank) {
@@ -39,7 +38,7 @@ Flat uneven(int step, int micro_batch, int rank) {
 }
 
 struct RunOfSums {
-  EngineSettings settings;
+  CountedSettings settings;
   int ranks = 2, micro_batches = 1, steps = 3;
   int bad_rank = -1, bad_micro_batch = 0;  // has a NaN in the second step
 };
@@ -82,9 +81,9 @@ Held hold(const RunOfSums& run) {
   return held;
 }
 
-RunOfSums sums_of(int gathered, int device_units, GradientResidency residency) {
+RunOfSums sums_of(int gathered, int device_units, bool moved) {
   RunOfSums run{.settings = gathered_settings(gathered, device_units)};
-  run.settings.host_gradients = residency;
+  run.settings.counts.move_gradients = moved;
   run.settings.max_grad_norm = 1;
   return run;
 }
@@ -97,13 +96,13 @@ TEST(MovedOnRanks, SumsHaveTheBitsOfThoseThatStay) {
       for (const auto& [device_units, over_link] : {std::pair{0, false}, std::pair{0, true}, std::pair{2, true}}) {
         SCOPED_TRACE(testing::Message() << size << " ranks, " << micro_batches << " micro-batches, " << device_units
                                         << " units of the device, " << over_link);
-        RunOfSums run = sums_of(5, device_units, GradientResidency::moved);
+        RunOfSums run = sums_of(5, device_units, true);
         run.ranks = size;
         run.micro_batches = micro_batches;
-        run.settings.update_over_link = over_link;
+        run.settings.placement.over_link = over_link;
         const Held moved = hold(run);
-        run.settings.host_gradients = GradientResidency::resident;
-        run.settings.update_over_link = false;
+        run.settings.counts.move_gradients = false;
+        run.settings.placement.over_link = false;
         const Held stays = hold(run);
         EXPECT_TRUE(moved.bytes == stays.bytes);
         EXPECT_EQ(moved.norms, stays.norms);
@@ -120,22 +119,22 @@ TEST(MovedOnRanks, WholeWeightsToo) {
   for (const DType dtype : sanitized ? std::vector{DType::bf16} : std::vector{DType::f32, DType::bf16})
     for (const int gathered : sanitized ? std::vector{2} : std::vector{0, 2}) {
       SCOPED_TRACE(testing::Message() << name_of(dtype) << ", " << gathered << " gathered");
-      RunOfSums run = sums_of(gathered, 1, GradientResidency::moved);
+      RunOfSums run = sums_of(gathered, 1, true);
       run.settings.formats = model_formats(dtype);
       run.settings.formats.gradients = dtype;
       // Sums of several in bf16 are rounded where gradients stay whole, and added in fp32 where they are in slices.
       run.micro_batches = 1;
       const Held moved = hold(run);
-      run.settings.host_gradients = GradientResidency::resident;
+      run.settings.counts.move_gradients = false;
       EXPECT_TRUE(moved.bytes == hold(run).bytes);
-      run.settings.gathered = 5;
+      run.settings.counts.gathered_units = 5;
       EXPECT_TRUE(moved.bytes == hold(run).bytes);
       // All that is reduced micro-batch by micro-batch has the same sums, whoever keeps them.
       run.micro_batches = 3;
-      run.settings.device_units = 0;
+      run.settings.counts.device_units = 0;
       const Held all = hold(run);
-      run.settings.gathered = gathered;
-      run.settings.host_gradients = GradientResidency::moved;
+      run.settings.counts.gathered_units = gathered;
+      run.settings.counts.move_gradients = true;
       EXPECT_TRUE(hold(run).bytes == all.bytes);
     }
 }
@@ -145,17 +144,17 @@ TEST(MovedOnRanks, SumsInBf16AreRoundedOncePerMicroBatch) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other's streams");
   const auto rounded = [](float x) { return static_cast<float>(bf16(x)); };
   for (const int micro_batches : {1, 3}) {
-    RunOfSums run = sums_of(5, 1, GradientResidency::moved);
+    RunOfSums run = sums_of(5, 1, true);
     run.ranks = 3;
     run.micro_batches = micro_batches;
     run.settings.max_grad_norm = 0;
     run.settings.formats = model_formats(DType::bf16);
     run.settings.formats.gradients = run.settings.formats.rank_sums = DType::bf16;
     const Held moved = hold(run);
-    run.settings.host_gradients = GradientResidency::resident;
+    run.settings.counts.move_gradients = false;
     EXPECT_TRUE(moved.bytes == hold(run).bytes);
 
-    run.settings.gathered = 0;
+    run.settings.counts.gathered_units = 0;
     EngineRig alone(layered(), run.settings, 1);
     alone.load(synthetic_gradients(layered(), 1, 0.125f));
     for (int step = 0; step < run.steps; ++step) {
@@ -189,12 +188,12 @@ TEST(MovedOnRanks, SumsInBf16AreRoundedOncePerMicroBatch) {
 TEST(MovedOnRanks, ANaNOfOneMicroBatchSkipsTheStepOnAll) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other's streams");
   for (const int bad : sanitized ? std::vector{1} : std::vector{0, 1, 2}) {
-    RunOfSums run = sums_of(5, 0, GradientResidency::moved);
+    RunOfSums run = sums_of(5, 0, true);
     run.micro_batches = 3;
     run.bad_rank = 1;
     run.bad_micro_batch = bad;
     const Held moved = hold(run);
-    run.settings.host_gradients = GradientResidency::resident;
+    run.settings.counts.move_gradients = false;
     EXPECT_TRUE(moved.bytes == hold(run).bytes);
   }
 }
@@ -202,7 +201,7 @@ TEST(MovedOnRanks, ANaNOfOneMicroBatchSkipsTheStepOnAll) {
 TEST(MovedOnRanks, AFailureOfOneRankEndsTheStepsOfAll) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other's streams");
   expect_a_failure_ends_all([](Communicator& ranks) {
-    const RunOfSums run = sums_of(5, 0, GradientResidency::moved);
+    const RunOfSums run = sums_of(5, 0, true);
     auto rig = std::make_shared<EngineRig>(layered(), run.settings, 1, nullptr, EngineRig::MakeDevice{}, &ranks);
     rig->load(synthetic_gradients(layered(), 1));
     rig->step(uneven(0, 0, ranks.rank()), 1e-2, 1);
@@ -215,24 +214,24 @@ TEST(MovedOnRanks, AFailureOfOneRankEndsTheStepsOfAll) {
 TEST(MovedOnRanks, SlicesTakeTurnsInFourPlaces) {
   ThreadPool pool("test", {0}, false);
   for (const int device_units : {0, 1, 2}) {
-    const auto bytes_of_one = [&](GradientResidency residency, MemoryKind kind, const char* name) {
+    const auto bytes_of_one = [&](bool moved, MemoryKind kind, const char* name) {
       const auto device = make_dry_device(DeviceKind::cuda);
       const auto ranks = make_dry_communicator(2);
-      EngineSettings settings = sums_of(5, device_units, residency).settings;
-      const OffloadEngine engine(*device, pool, *ranks, layered(), settings);
+      CountedSettings settings = sums_of(5, device_units, moved).settings;
+      const OffloadEngine engine(*device, pool, *ranks, layered(), settings.of(layered(), 2));
       const auto peaks = device->ledger().peaks(kind);
       const auto found = peaks.find(name);
       return found == peaks.end() ? std::int64_t{0} : static_cast<std::int64_t>(found->second);
     };
-    const GradientPlaces places = gradient_places(trained(layered().units()), device_units, true, 5, true);
+    const Placement placement = sums_of(5, device_units, true).settings.of(layered(), 2).placement;
     std::vector<std::int64_t> largest(slice_slots);
     std::int64_t own = 0, all = 0, host = 0;
     for (int unit = 0; unit < layered().units(); ++unit) {
       const std::int64_t bytes = 2 * layered().unit_range(unit).size();  // half of them in fp32
       if (unit >= device_units) host += bytes;
-      if (!places.sliced[static_cast<std::size_t>(unit)]) continue;
+      if (!placement.unit(unit).sliced) continue;
       all += bytes;
-      const int slot = places.moving[static_cast<std::size_t>(unit)];
+      const int slot = turns_of(placement).moving[static_cast<std::size_t>(unit)];
       if (slot < 0)
         own += bytes;
       else
@@ -243,38 +242,11 @@ TEST(MovedOnRanks, SlicesTakeTurnsInFourPlaces) {
       EXPECT_GE(found, elements);
       EXPECT_LT(found, elements + 4 * 7 * 3 * 64);  // a slice is longer than its share by less than an alignment
     };
-    expect_near(bytes_of_one(GradientResidency::moved, MemoryKind::device, "gradient slices"), own);
-    expect_near(bytes_of_one(GradientResidency::resident, MemoryKind::device, "gradient slices"), all);
-    expect_near(bytes_of_one(GradientResidency::moved, MemoryKind::pinned, "gradients"), host);
-    EXPECT_EQ(bytes_of_one(GradientResidency::resident, MemoryKind::pinned, "gradients"), 0);
+    expect_near(bytes_of_one(true, MemoryKind::device, "gradient slices"), own);
+    expect_near(bytes_of_one(false, MemoryKind::device, "gradient slices"), all);
+    expect_near(bytes_of_one(true, MemoryKind::pinned, "gradients"), host);
+    EXPECT_EQ(bytes_of_one(false, MemoryKind::pinned, "gradients"), 0);
   }
-}
-
-TEST(GradientPlaces, TakeTurnsAmongTheirKind) {
-  using Slots = std::vector<int>;
-  using Sliced = std::vector<bool>;
-  GradientPlaces places = gradient_places(trained(7), 2, false, 0, false);
-  EXPECT_EQ(places.slots, Slots(7, -1));
-  EXPECT_EQ(places.moving, Slots(7, -1));
-  places = gradient_places(trained(7), 2, true, 0, false);
-  EXPECT_EQ(places.slots, (Slots{-1, -1, 0, 1, 0, 1, -1}));
-  EXPECT_EQ(places.moving, places.slots);
-  EXPECT_EQ(places.slice_slots, Slots(7, -1));
-  EXPECT_EQ(places.sliced, Sliced(7, false));
-  places = gradient_places(trained(9), 2, true, 0, true);
-  EXPECT_EQ(places.slots, (Slots{-1, -1, 0, 1, 0, 1, 0, 1, -1}));
-  EXPECT_EQ(places.slice_slots, (Slots{-1, -1, 0, 1, 2, 3, 0, 1, -1}));
-  EXPECT_EQ(places.moving, places.slice_slots);
-  EXPECT_EQ(places.sliced, (Sliced{false, false, true, true, true, true, true, true, false}));
-  std::vector<bool> some = trained(9);  // what is frozen has no gradient that could move
-  some[3] = some[5] = false;
-  places = gradient_places(some, 2, true, 0, true);
-  EXPECT_EQ(places.slots, (Slots{-1, -1, 0, -1, 1, -1, 0, 1, -1}));
-  EXPECT_EQ(places.moving, (Slots{-1, -1, 0, -1, 1, -1, 2, 3, -1}));
-  places = gradient_places(trained(9), 5, true, 7, true);  // units that are gathered, of both owners
-  EXPECT_EQ(places.slots, (Slots{-1, 0, 1, 0, 1, 0, 1, 0, -1}));
-  EXPECT_EQ(places.moving, (Slots{-1, -1, -1, -1, -1, 0, 1, 2, -1}));
-  EXPECT_EQ(places.sliced, (Sliced{false, true, true, true, true, true, true, true, false}));
 }
 
 }  // namespace

@@ -17,17 +17,18 @@
 #include <utility>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/engine_rig.h"
 #include "support/thread_ranks.h"
 
 namespace so::test {
 
-inline EngineSettings gathered_settings(int gathered, int device_units = 0) {
-  EngineSettings settings;
-  settings.gathered = gathered;
-  settings.device_units = device_units;
-  settings.bucket_elements = 2048;
-  settings.undo_buckets = 3;
+inline CountedSettings gathered_settings(int gathered, int device_units = 0) {
+  CountedSettings settings;
+  settings.counts.gathered_units = gathered;
+  settings.counts.device_units = device_units;
+  settings.placement.bucket_elements = 2048;
+  settings.placement.spare_buckets = 3;
   settings.weight_decay = 0.1;
   settings.max_grad_norm = 3000;
   return settings;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/engine_rig.h"
 #include "offload/idle_micro_batch.h"
 #include "offload/ranks_rig.h"
@@ -20,19 +21,20 @@
 namespace so {
 namespace {
 
+using test::CountedSettings;
 using test::expect_weights;
 using test::Flat;
 using test::part_of;
 using test::sum_of;
 using test::whole;
 
-EngineSettings settings_of(Schedule schedule, std::int64_t bucket_elements, double max_grad_norm,
-                           int device_units = 0) {
-  EngineSettings settings;
-  settings.device_units = device_units;
-  settings.schedule = schedule;
-  settings.bucket_elements = bucket_elements;
-  settings.undo_buckets = 3;
+CountedSettings settings_of(Schedule schedule, std::int64_t bucket_elements, double max_grad_norm,
+                            int device_units = 0) {
+  CountedSettings settings;
+  settings.counts.device_units = device_units;
+  settings.placement.schedule = schedule;
+  settings.placement.bucket_elements = bucket_elements;
+  settings.placement.spare_buckets = 3;
   settings.weight_decay = 0.1;
   settings.max_grad_norm = max_grad_norm;
   return settings;
@@ -52,10 +54,11 @@ Flat rounded(Flat gradient) {
 }
 
 // Trains on `size` ranks and compares with the loop that sees the sum of their gradients.
-void expect_equal(int size, const EngineSettings& settings) {
-  SCOPED_TRACE(testing::Message() << size << " ranks, buckets of " << settings.bucket_elements << ", "
-                                  << settings.device_units << " units of the device, "
-                                  << (settings.schedule == Schedule::synchronous ? "synchronous" : "overlapped"));
+void expect_equal(int size, const CountedSettings& settings) {
+  SCOPED_TRACE(
+      testing::Message() << size << " ranks, buckets of " << settings.placement.bucket_elements << ", "
+                         << settings.counts.device_units << " units of the device, "
+                         << (settings.placement.schedule == Schedule::synchronous ? "synchronous" : "overlapped"));
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
   test::ReferenceLoop reference(layout, settings, initial);
@@ -82,7 +85,7 @@ void expect_equal(int size, const EngineSettings& settings) {
 }
 
 // Three ranks place their own slices of the weights, from a file that has them in `stored`.
-void expect_placed(const ParameterLayout& layout, const EngineSettings& settings, Flat masters, DType stored) {
+void expect_placed(const ParameterLayout& layout, const CountedSettings& settings, Flat masters, DType stored) {
   if (stored == DType::bf16)
     for (auto& values : masters)
       for (float& x : values) x = static_cast<float>(bf16(x));
@@ -123,7 +126,7 @@ TEST(EngineOnRanks, EqualsOneLoopBitForBit) {
 TEST(EngineOnRanks, ClippedStepsToo) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
-  const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
+  const CountedSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
   for (const int size : {2, 4}) expect_equal(size, settings);
   // Some steps were, and some were not.
   test::ReferenceLoop reference(layout, settings, test::synthetic_gradients(layout, 7));
@@ -137,9 +140,9 @@ TEST(EngineOnRanks, ClippedStepsToo) {
 TEST(EngineOnRanks, WithWeightsInBf16) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   for (const CastSide cast : {CastSide::host, CastSide::device}) {
-    EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
+    CountedSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
     settings.formats = model_formats(DType::bf16);
-    settings.cast = cast;
+    settings.placement.cast = cast;
     expect_equal(3, settings);
   }
 }
@@ -151,11 +154,11 @@ TEST(EngineOnRanks, WithGradientsInBf16) {
   for (const auto& [device_units, over_link, cast] :
        {std::tuple{0, false, CastSide::host}, std::tuple{2, false, CastSide::device},
         std::tuple{1, true, CastSide::host}}) {
-    EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000, device_units);
+    CountedSettings settings = settings_of(Schedule::overlapped, 4096, 3000, device_units);
     settings.formats = model_formats(DType::bf16);
     settings.formats.gradients = DType::bf16;
-    settings.cast = cast;
-    settings.update_over_link = over_link;
+    settings.placement.cast = cast;
+    settings.placement.over_link = over_link;
     const Flat initial = test::synthetic_gradients(layout, 7);
     test::ReferenceLoop reference(layout, settings, initial);
     for (int step = 0; step < steps; ++step) {
@@ -188,9 +191,9 @@ TEST(EngineOnRanks, WithUpdatesOverTheLink) {
   for (const int size : test::sanitized ? std::vector{3} : std::vector{2, 3})
     for (const DType weights : {DType::f32, DType::bf16})
       for (const int device_units : test::sanitized ? std::vector{2} : std::vector{0, 2}) {
-        EngineSettings settings = settings_of(Schedule::overlapped, 2048, 3000, device_units);
+        CountedSettings settings = settings_of(Schedule::overlapped, 2048, 3000, device_units);
         settings.formats = model_formats(weights);
-        settings.update_over_link = true;
+        settings.placement.over_link = true;
         expect_equal(size, settings);
       }
 }
@@ -204,9 +207,9 @@ TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
         for (const std::int64_t bucket : test::sanitized ? std::vector{6400} : std::vector{1024, 6400})
           expect_equal(size, settings_of(schedule, bucket, bucket == 1024 ? 3000 : 0, device_units));
   for (const CastSide cast : {CastSide::host, CastSide::device}) {
-    EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000, 2);
+    CountedSettings settings = settings_of(Schedule::overlapped, 4096, 3000, 2);
     settings.formats = model_formats(DType::bf16);
-    settings.cast = cast;
+    settings.placement.cast = cast;
     expect_equal(2, settings);
   }
   const test::Jitter jitter(12);
@@ -229,7 +232,7 @@ TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
       for (int rank = 0; rank < size; ++rank) gradients.push_back(gradient_of(layout, i, rank));
       reference.step(sum_of(gradients), 1e-2, i + 1);
     }
-    const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000, device_units);
+    const CountedSettings settings = settings_of(Schedule::overlapped, 4096, 3000, device_units);
     test::EngineBytes left;  // by rank 0
     test::run_ranks(size, [&](Communicator& ranks) {
       test::EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
@@ -257,7 +260,7 @@ TEST(EngineOnRanks, WeightsThatEachRankPlacesComeToAll) {
       for (const int device_units : {0, 2, 4}) {
         SCOPED_TRACE(testing::Message() << name_of(weights) << " from " << name_of(stored) << ", " << device_units
                                         << " units of the device");
-        EngineSettings settings = settings_of(Schedule::overlapped, 4096, 0, device_units);
+        CountedSettings settings = settings_of(Schedule::overlapped, 4096, 0, device_units);
         settings.formats = model_formats(weights);
         expect_placed(layout, settings, initial, stored);
       }
@@ -269,7 +272,7 @@ TEST(EngineOnRanks, ANaNOnOneRankSkipsTheStepOnAll) {
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
   for (const int device_units : {0, 2, 4}) {
-    const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 0, device_units);
+    const CountedSettings settings = settings_of(Schedule::overlapped, 4096, 0, device_units);
     test::run_ranks(3, [&](Communicator& ranks) {
       test::EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
       rig.load(initial);
@@ -292,7 +295,7 @@ TEST(EngineOnRanks, ANaNOnOneRankSkipsTheStepOnAll) {
 TEST(EngineOnRanks, ARankWithoutAMicroBatchAddsNothing) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
-  const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 0);
+  const CountedSettings settings = settings_of(Schedule::overlapped, 4096, 0);
   const Flat initial = test::synthetic_gradients(layout, 7);
   test::ReferenceLoop reference(layout, settings, initial);
   for (int step = 0; step < 3; ++step) {

@@ -17,9 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "offload/counted_settings.h"
 #include "offload/engine_rig.h"
 #include "offload/random_policy.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 
 namespace so::test::schedules {
 
@@ -54,22 +55,22 @@ struct Manner {
   bool delays = true;      // of the device, at random
 };
 
-inline EngineSettings settings_of(const Task& task, const Manner& manner) {
-  EngineSettings settings;
+inline CountedSettings settings_of(const Task& task, const Manner& manner) {
+  CountedSettings settings;
   settings.formats = model_formats(task.compute);
   settings.formats.gradients = task.gradients;
   settings.formats.moments = task.moments;
-  settings.bucket_elements = manner.bucket_elements;
-  settings.device_units = manner.device_units;
-  settings.undo_buckets = manner.undo_buckets;
-  settings.schedule = manner.schedule;
-  settings.device_weights = manner.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
-  settings.streamed_units =
+  settings.placement.bucket_elements = manner.bucket_elements;
+  settings.counts.device_units = manner.device_units;
+  settings.placement.spare_buckets = manner.undo_buckets;
+  settings.placement.schedule = manner.schedule;
+  settings.counts.cast_weights = manner.transient_weights;
+  settings.counts.streamed_units =
       std::min(manner.streamed_units, most_streamed_units(layered().units(), manner.device_units));
   if (manner.remade) settings.remade_inputs = {false, false, true, false, true, true, false};
-  settings.cast = manner.cast;
-  settings.update_over_link = manner.over_link;
-  if (manner.transient_gradients) settings.host_gradients = GradientResidency::moved;
+  settings.placement.cast = manner.cast;
+  settings.placement.over_link = manner.over_link;
+  if (manner.transient_gradients) settings.counts.move_gradients = true;
   settings.weight_decay = 0.1;
   // Norms of a step are near 1000, or near 16 of every third.
   settings.max_grad_norm = task.clipping == Clips::never ? 1e6 : task.clipping == Clips::sometimes ? 100 : 1;
@@ -122,7 +123,7 @@ inline void let_work_ahead(OffloadEngine& engine) {
 }
 
 inline Result run(const Task& task, const Manner& manner, unsigned seed) {
-  const EngineSettings settings = settings_of(task, manner);
+  const CountedSettings settings = settings_of(task, manner);
   const RandomPolicy* policy = nullptr;
   const auto make = [&](unsigned s) {
     auto random_policy = std::make_unique<RandomPolicy>(s);

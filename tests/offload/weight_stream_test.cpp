@@ -10,8 +10,7 @@
 #include <set>
 
 #include "offload/copy_hook.h"
-#include "offload/schedule/residency.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/counted_settings.h"
 #include "support/device_rig.h"
 #include "support/on_gpu.h"
 
@@ -25,16 +24,22 @@ ParameterLayout layers(int count) {
   return ParameterLayout(std::move(parameters));
 }
 
+std::vector<bool> streaming_units(const Placement& placement) {
+  std::vector<bool> units;
+  for (const UnitPlacement& unit : placement.units) units.push_back(unit.weights == ResidencyKind::streamed);
+  return units;
+}
+
 class Streaming {
  public:
   Streaming(int count, int streamed, const std::vector<bool>& remade = {})
       : layout_(layers(count)),
         backward_(backward_steps(layout_.units(), 0, remade)),
         order_(layout_.units(), 0, remade),
-        streamed_(streamed_units(layout_.units(), 0, streamed)),
-        weights_(rig_.device(), layout_, DType::f32,
-                 weight_slots(residency_kinds(layout_, 0, ResidencyKind::resident, streamed))),
-        stream_(rig_.device(), layout_, weights_, streamed_, [this](int unit) { return !pending.contains(unit); }) {
+        placement_{.units = make_rows(trained_units(layout_), 1, {.streamed_units = streamed})},
+        weights_(rig_.device(), layout_, DType::f32, turns_of(placement_).weights),
+        stream_(rig_.device(), layout_, weights_, streaming_units(placement_),
+                [this](int unit) { return !pending.contains(unit); }) {
     for (int unit = 0; unit < layout_.units(); ++unit)
       if (stream_.has(unit)) write(unit, static_cast<float>(unit));
   }
@@ -87,7 +92,7 @@ class Streaming {
   const ParameterLayout layout_;
   const std::vector<BackwardStep> backward_;
   PassOrder order_;
-  const std::vector<bool> streamed_;
+  const Placement placement_;
   DeviceRig rig_;
   DeviceWeights weights_;
   std::map<int, float> expected_;
@@ -169,23 +174,6 @@ TEST(WeightStream, SendsPiecesAsTheyBecomeFinal) {
   stream.require(1, rig.stream());
   read();
   EXPECT_TRUE(found == std::vector<float>(found.size(), 3));
-}
-
-TEST(StreamedUnits, AreSpreadEvenlyAmongThoseThatMay) {
-  using Bits = std::vector<bool>;
-  EXPECT_EQ(streamed_units(6, 0, 4), (Bits{false, true, true, true, true, false}));
-  EXPECT_EQ(streamed_units(6, 0, 2), (Bits{false, false, true, false, true, false}));
-  EXPECT_EQ(streamed_units(6, 3, 2), (Bits{false, false, false, true, true, false}));
-  EXPECT_EQ(streamed_units(6, 3, 0), Bits(6, false));
-  EXPECT_EQ(most_streamed_units(6, 0), 4);
-  EXPECT_EQ(most_streamed_units(6, 5), 0);
-  EXPECT_EQ(most_streamed_units(6, 6), 0);
-  for (int units : {1, 2, 3, 41})
-    for (int owned = 0; owned <= units; ++owned)
-      for (int count = 0; count <= most_streamed_units(units, owned); ++count) {
-        const Bits bits = streamed_units(units, owned, count);
-        EXPECT_EQ(std::count(bits.begin(), bits.end(), true), count);
-      }
 }
 
 TEST(WeightStream, CopiesWhatIsNotThereAndAheadOfItsUse) {

@@ -298,9 +298,10 @@ TEST(Recompute, CostsWhatIsRunAgain) {
   EXPECT_GT(again.device_bytes[2], 0);
   // Inputs that are made again take whole forward passes beside the rest.
   const Recomputation spaced = recomputation(s, keep_every(5, 2, 1), documents, DType::bf16, h200_efficiencies());
-  EXPECT_EQ(spaced.remade_inputs, (std::vector<bool>{false, false, true, false, true, false, false}));
+  constexpr Input kept = Input::kept, on_host = Input::on_host, remade = Input::remade;
+  EXPECT_EQ(spaced.inputs, (std::vector{kept, on_host, remade, kept, remade, kept, kept}));
   for (const std::size_t unit : {1, 2, 3, 4, 5}) EXPECT_EQ(spaced.flops[unit], work[unit].forward_flops - product);
-  EXPECT_TRUE(again.remade_inputs.empty());
+  EXPECT_EQ(again.inputs, std::vector(7, kept));
   // From each choice to the next no less, so that they are in the order of their cost.
   double before = 0;
   for (std::int64_t choice = 0; choice < keep_choices(s.layers); ++choice) {

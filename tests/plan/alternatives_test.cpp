@@ -41,7 +41,7 @@ PlacementInputs inputs() {
     m.device_bytes -= static_cast<std::size_t>(r.streamed_units) * 2 * layer;
     return m;
   };
-  in.residencies = {{}, {.host_gradients = GradientResidency::moved}};
+  in.residencies = {{}, {.move_gradients = true}};
   in.device_budget = 14 * 4 * layer + 13 * activations_of_a_layer + 5 * 12 * layer;
   in.host_budget = in.undo_budget = std::size_t{1} << 40;
   return in;

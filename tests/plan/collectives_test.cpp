@@ -10,6 +10,7 @@
 #include "plan/simulate/host_bandwidth.h"
 #include "plan/simulate/simulator.h"
 #include "plan/simulate/timeline.h"
+#include "plan/simulated_steps.h"
 #include "support/errors.h"
 
 namespace so::test {
@@ -18,11 +19,12 @@ namespace {
 double waited_for(const SimulatedStep& step, WaitReason reason) { return step.waits[static_cast<std::size_t>(reason)]; }
 
 // Two units that the device owns, whose update takes no time: a second forward and two backward each.
-SimulatedRun two_units(double reduce, double gather) {
-  SimulatedRun run;
+CountedRun two_units(double reduce, double gather) {
+  CountedRun run;
   run.units.assign(2, {1000, 1, 2, reduce, gather});
-  run.device_units = 2;
-  run.bucket_elements = 1000;
+  run.placement.ranks = 2;
+  run.counts.device_units = 2;
+  run.placement.bucket_elements = 1000;
   run.link_to_host = run.link_to_device = 2000;
   run.host_memory = 28'000;
   return run;
@@ -43,7 +45,7 @@ void expect_whole(const SimulatedStep& step) {
 
 // The first gather, with which the step begins, and the last reduction, with which it ends, cannot hide.
 TEST(Collectives, HideUnderTheOtherUnitsWork) {
-  const SimulatedStep step = Simulator(two_units(1, 0.5)).settle();
+  const SimulatedStep step = Simulator(two_units(1, 0.5).of()).settle();
   EXPECT_NEAR(step.device, 6, 1e-9);
   EXPECT_NEAR(waited_for(step, WaitReason::link), 0.5, 1e-9);
   EXPECT_NEAR(waited_for(step, WaitReason::verdict), 1, 1e-9);
@@ -55,7 +57,7 @@ TEST(Collectives, HideUnderTheOtherUnitsWork) {
 
 // The first gradient is complete at 4.5 s; then two reductions of 5 s, one after the other.
 TEST(Collectives, BoundTheStepWhereReductionsAreSlow) {
-  const SimulatedStep step = Simulator(two_units(5, 0.5)).settle();
+  const SimulatedStep step = Simulator(two_units(5, 0.5).of()).settle();
   EXPECT_NEAR(step.seconds, 4.5 + 2 * 5, 1e-9);
   EXPECT_NEAR(waited_for(step, WaitReason::verdict), 8, 1e-9);
   EXPECT_NEAR(step.collective_waits, 8.5, 1e-9);
@@ -64,17 +66,17 @@ TEST(Collectives, BoundTheStepWhereReductionsAreSlow) {
 
 // Both gathers, of 4 s each, then what is left: a forward, two backward, the last reduction.
 TEST(Collectives, BoundTheStepWhereGathersAreSlow) {
-  const SimulatedStep step = Simulator(two_units(1, 4)).settle();
+  const SimulatedStep step = Simulator(two_units(1, 4).of()).settle();
   EXPECT_NEAR(step.seconds, 2 * 4 + 1 + 2 * 2 + 1, 1e-9);
   EXPECT_NEAR(waited_for(step, WaitReason::link), 4 + 3, 1e-9);
   expect_whole(step);
 }
 
 TEST(Collectives, ComeOnceAStepWhateverTheMicroBatches) {
-  SimulatedRun run = two_units(1, 0.5);
+  CountedRun run = two_units(1, 0.5);
   for (const std::int64_t micro_batches : {2, 9}) {
     run.micro_batches = micro_batches;
-    const SimulatedStep step = Simulator(run).settle();
+    const SimulatedStep step = Simulator(run.of()).settle();
     EXPECT_NEAR(step.seconds, 0.5 + 6 * static_cast<double>(micro_batches) + 1, 1e-9);
     EXPECT_NEAR(step.collectives, 3, 1e-9);
   }
@@ -83,11 +85,11 @@ TEST(Collectives, ComeOnceAStepWhateverTheMicroBatches) {
 // The unit's sums, their way to the host, the update, the way back and the gather, in turn.
 TEST(Collectives, StandBetweenTheGradientAndTheHostAndBetweenTheHostAndForward) {
   for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped}) {
-    SimulatedRun run = two_units(2, 1);
+    CountedRun run = two_units(2, 1);
     run.units.assign(1, {1000, 3, 5, 2, 1});
-    run.device_units = 0;
-    run.schedule = schedule;
-    const SimulatedStep step = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+    run.counts.device_units = 0;
+    run.placement.schedule = schedule;
+    const SimulatedStep step = Simulator(run.of(), std::make_unique<LeavingPolicy>()).settle();
     EXPECT_NEAR(step.seconds, 2 + 1 + 1 + 1 + 1 + 3 + 5, 1e-9);
     EXPECT_NEAR(waited_for(step, WaitReason::host), 2, 1e-9);
     EXPECT_NEAR(waited_for(step, WaitReason::link), 2, 1e-9);
@@ -99,11 +101,11 @@ TEST(Collectives, StandBetweenTheGradientAndTheHostAndBetweenTheHostAndForward) 
 }
 
 // Of five units the inner three are gathered, and take two places in turn.
-SimulatedRun three_gathered(double reduce, double gather, std::int64_t micro_batches = 1) {
-  SimulatedRun run = two_units(reduce, gather);
+CountedRun three_gathered(double reduce, double gather, std::int64_t micro_batches = 1) {
+  CountedRun run = two_units(reduce, gather);
   run.units.assign(5, {1000, 1, 2, reduce, gather});
-  run.device_units = 5;
-  run.gathered_units = 3;
+  run.counts.device_units = 5;
+  run.counts.gathered_units = 3;
   run.micro_batches = micro_batches;
   return run;
 }
@@ -114,8 +116,8 @@ TEST(GatheredUnits, AreGatheredAheadOfEachUse) {
   for (const std::int64_t micro_batches : {1, 2, 9}) {
     SCOPED_TRACE(micro_batches);
     const auto n = static_cast<double>(micro_batches);
-    const SimulatedRun run = three_gathered(1, 0.5, micro_batches);
-    const SimulatedStep step = Simulator(run).settle();
+    const CountedRun run = three_gathered(1, 0.5, micro_batches);
+    const SimulatedStep step = Simulator(run.of()).settle();
     EXPECT_NEAR(step.seconds, 0.5 + 15 * n + 1, 1e-9);
     EXPECT_NEAR(waited_for(step, WaitReason::link), 0.5, 1e-9);
     EXPECT_NEAR(waited_for(step, WaitReason::verdict), 1, 1e-9);
@@ -123,7 +125,7 @@ TEST(GatheredUnits, AreGatheredAheadOfEachUse) {
     // last.
     EXPECT_NEAR(step.collectives, 0.5 * (5 + 1 + 2 * (n - 1)) + 1 * (3 * n + 2), 1e-9);
     EXPECT_NEAR(step.collective_waits, 1.5, 1e-9);
-    EXPECT_LE(least_seconds(run), step.seconds);
+    EXPECT_LE(least_seconds(run.of()), step.seconds);
     expect_whole(step);
   }
 }
@@ -131,28 +133,28 @@ TEST(GatheredUnits, AreGatheredAheadOfEachUse) {
 // The second unit's input is made again: when the third is done, the first is gathered, and runs forward, before the
 // second goes backward.
 TEST(GatheredUnits, AreGatheredForForwardPassesInBackward) {
-  SimulatedRun run = three_gathered(1, 0.5);
-  run.units[2].remade_input = true;
-  const SimulatedStep step = Simulator(run).settle();
+  CountedRun run = three_gathered(1, 0.5);
+  run.remade = {2};
+  const SimulatedStep step = Simulator(run.of()).settle();
   EXPECT_NEAR(step.seconds, 0.5 + 15 + 0.5 + 1 + 1, 1e-9);
   EXPECT_NEAR(waited_for(step, WaitReason::stream), 0.5, 1e-9);
   EXPECT_NEAR(step.collectives, 0.5 * (5 + 1) + 5, 1e-9);
-  EXPECT_LE(least_seconds(run), step.seconds);
+  EXPECT_LE(least_seconds(run.of()), step.seconds);
   expect_whole(step);
 }
 
 // Gathers of 4 s: the third begins when the first unit has been used and the lane is free, at 12 s; the first of
 // backward at 25 s, when the third unit is done.
 TEST(GatheredUnits, BoundTheStepWhereGathersAreSlow) {
-  const SimulatedStep step = Simulator(three_gathered(1, 4)).settle();
+  const SimulatedStep step = Simulator(three_gathered(1, 4).of()).settle();
   EXPECT_NEAR(step.seconds, 34, 1e-9);
   EXPECT_NEAR(waited_for(step, WaitReason::stream), 3 + 3 + 3 + 2, 1e-9);
   EXPECT_NEAR(waited_for(step, WaitReason::link), 4 + 3, 1e-9);
   EXPECT_NEAR(step.collective_waits, 11 + 7 + 1, 1e-9);
   expect_whole(step);
   // Each micro-batch more has two gathers, of the third unit forward and of the first backward, and waits for both.
-  const double two = Simulator(three_gathered(1, 4, 2)).settle().seconds,
-               nine = Simulator(three_gathered(1, 4, 9)).settle().seconds;
+  const double two = Simulator(three_gathered(1, 4, 2).of()).settle().seconds,
+               nine = Simulator(three_gathered(1, 4, 9).of()).settle().seconds;
   EXPECT_NEAR(nine - two, 7 * (two - step.seconds), 1e-6);
   EXPECT_GT(two - step.seconds, 15);
 }
@@ -162,40 +164,40 @@ TEST(GatheredUnits, BoundTheStepWhereGathersAreSlow) {
 // masters travel for a second ahead of a gather of half a second: those of the first when the first unit's weights are
 // there, at 1 s, so it is used at 2.5; the second at 4, the third at 5.5. In backward the first has its unit's time.
 TEST(GatheredUnits, TheirMastersTravelAheadOfEachGather) {
-  SimulatedRun run = three_gathered(1, 0.5);
-  run.device_units = 0;
+  CountedRun run = three_gathered(1, 0.5);
+  run.counts.device_units = 0;
   run.host_memory = run.link_to_host = 1e15;
   run.link_to_device = 4000;
-  run.send_masters = true;
-  const SimulatedStep step = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  run.counts.send_masters = true;
+  const SimulatedStep step = Simulator(run.of(), std::make_unique<LeavingPolicy>()).settle();
   EXPECT_NEAR(step.seconds, 18.5, 1e-6);
   EXPECT_NEAR(waited_for(step, WaitReason::stream), 3 * 0.5, 1e-6);
-  EXPECT_LE(least_seconds(run), step.seconds);
+  EXPECT_LE(least_seconds(run.of()), step.seconds);
   expect_whole(step);
   // Whatever the policy wants, no weights are made ahead of their state.
-  run.undo_buckets = 2;
-  Simulator any(run);
+  run.placement.spare_buckets = 2;
+  Simulator any(run.of());
   any.settle();
   EXPECT_EQ(any.counters().previewed + any.counters().updated_weights_first, 0);
-  run.send_masters = false;
-  EXPECT_LT(Simulator(run, std::make_unique<LeavingPolicy>()).settle().seconds, step.seconds - 1);
+  run.counts.send_masters = false;
+  EXPECT_LT(Simulator(run.of(), std::make_unique<LeavingPolicy>()).settle().seconds, step.seconds - 1);
 }
 
 TEST(GatheredUnits, WaitForThePlaceOfAGradientThatIsReduced) {
-  const SimulatedRun run = three_gathered(5, 0.5);
-  const SimulatedStep step = Simulator(run).settle();
+  const CountedRun run = three_gathered(5, 0.5);
+  const SimulatedStep step = Simulator(run.of()).settle();
   EXPECT_NEAR(step.seconds, 32.5, 1e-9);
   EXPECT_NEAR(waited_for(step, WaitReason::gradient), 6, 1e-9);
   EXPECT_NEAR(waited_for(step, WaitReason::verdict), 11, 1e-9);
   EXPECT_NEAR(step.collective_waits, 0.5 + 6 + 11, 1e-9);
-  EXPECT_LE(least_seconds(run), step.seconds);
+  EXPECT_LE(least_seconds(run.of()), step.seconds);
   expect_whole(step);
 }
 
 TEST(GatheredUnits, WaitForTheHostThatUpdatesThem) {
-  SimulatedRun run = three_gathered(1, 0.5);
-  run.device_units = 0;
-  const SimulatedStep step = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  CountedRun run = three_gathered(1, 0.5);
+  run.counts.device_units = 0;
+  const SimulatedStep step = Simulator(run.of(), std::make_unique<LeavingPolicy>()).settle();
   // The first unit's sums, at the end of backward; its way there, update and way back, and its gather.
   EXPECT_GE(step.seconds, 15 + 1 + 1 + 1 + 1 + 0.5);
   EXPECT_GT(waited_for(step, WaitReason::host), 0);
@@ -205,33 +207,33 @@ TEST(GatheredUnits, WaitForTheHostThatUpdatesThem) {
 // Seven units, of whose gradients those of the inner five move: two of them share one of the four places, so the fifth
 // is reduced when the first has left, by a link that takes 8 s for each. Backward: 2 s a unit, a reduction half of one.
 TEST(MovedOnRanks, AReductionWaitsForTheGradientThatLeavesItsPlace) {
-  SimulatedRun run = two_units(0.5, 0);
+  CountedRun run = two_units(0.5, 0);
   run.units.assign(7, {1000, 1, 2, 0.5, 0});
-  run.device_units = 0;
+  run.counts.device_units = 0;
   run.gradient_bytes = 4;
   run.link_to_host = 500;
-  const SimulatedStep stays = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  const SimulatedStep stays = Simulator(run.of(), std::make_unique<LeavingPolicy>()).settle();
   EXPECT_NEAR(waited_for(stays, WaitReason::verdict), 0.5, 1e-9) << "for the last reduction";
-  run.move_gradients = true;
-  const SimulatedStep moves = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  run.counts.move_gradients = true;
+  const SimulatedStep moves = Simulator(run.of(), std::make_unique<LeavingPolicy>()).settle();
   // The top unit's leaves from 2.5 to 10.5 s, the next one's until 18.5 s; then the second unit's reduction, and the
   // first's, which has a place of its own. Backward has ended at 14 s.
   EXPECT_NEAR(waited_for(moves, WaitReason::verdict), 18.5 + 2 * 0.5 - 14, 1e-9);
   EXPECT_NEAR(waited_for(moves, WaitReason::gradient), 0, 1e-9);
-  EXPECT_LE(least_seconds(run), moves.seconds);
+  EXPECT_LE(least_seconds(run.of()), moves.seconds);
   expect_whole(moves);
   // With a second micro-batch every backward pass has its reductions, and the sums that share a place come back.
   run.micro_batches = 2;
   run.link_to_host = run.link_to_device = 2e9;
-  const SimulatedStep twice = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  const SimulatedStep twice = Simulator(run.of(), std::make_unique<LeavingPolicy>()).settle();
   EXPECT_NEAR(twice.collectives, 0.5 * (5 * 2 + 2), 1e-9);
   EXPECT_NEAR(waited_for(twice, WaitReason::verdict), 0.5, 1e-3);
-  EXPECT_LE(least_seconds(run), twice.seconds);
+  EXPECT_LE(least_seconds(run.of()), twice.seconds);
   expect_whole(twice);
 }
 
 TEST(Collectives, AreSeenInTheTimeline) {
-  Simulator simulator(two_units(1, 0.5));
+  Simulator simulator(two_units(1, 0.5).of());
   simulator.settle();
   const SimulatedTimeline timeline = simulator.timeline();
   expect_in(sketch(timeline, 15), {"GPU |LffffbbbbbbbbVV|v\n", "RED |         rr  rr|\n", "GTH |tt             |\n",
@@ -270,8 +272,8 @@ TEST(Collectives, ARanksStepHasItsSliceAndReceivesTheOthers) {
   in.ranks = 4;
   const SimulatedRun four = simulated_run(in, 0, 0, 3);
   EXPECT_EQ(four.units[0].elements, 1000);
-  EXPECT_EQ(four.bucket_elements, 250);
-  EXPECT_EQ(four.undo_buckets, 3);
+  EXPECT_EQ(four.placement.bucket_elements, 250);
+  EXPECT_EQ(four.placement.spare_buckets, 3);
   EXPECT_EQ(four.link_both, 1.5);
   EXPECT_NEAR(four.units[0].reduce, 4 * 0.25 + 3 * 4000 / 1000.0, 1e-9) << "three quarters of the gradients, in fp32";
   EXPECT_NEAR(four.units[0].gather, 0.25 + 3 * 2000 / 1000.0, 1e-9) << "and of the weights, in bf16, in one call";

@@ -12,8 +12,8 @@
 #include "model/config.h"
 #include "model/model_on_device.h"
 #include "model/parameters.h"
+#include "offload/counted_settings.h"
 #include "offload/engine.h"
-#include "offload/schedule/gathered_units.h"
 #include "options/train_options.h"
 #include "plan/gpu_rates.h"
 #include "plan/memory/state_memory.h"
@@ -31,15 +31,15 @@ namespace {
 constexpr int layers_of_deep_llama = 9;
 DecoderSpec deep_llama() { return small_llama(layers_of_deep_llama, 500); }
 
-EngineSettings engine_of(int gathered, int device_units, const NumberFormats& formats, bool moves = false) {
-  EngineSettings settings;
+CountedSettings engine_of(int gathered, int device_units, const NumberFormats& formats, bool moves = false) {
+  CountedSettings settings;
   settings.formats = formats;
-  settings.gathered = gathered;
-  settings.device_units = device_units;
-  settings.bucket_elements = 4096;
-  settings.undo_buckets = 5;
-  settings.host_gradients = moves ? GradientResidency::moved : GradientResidency::resident;
-  if (moves && gathered > 0) settings.device_weights = settings.host_weights = ResidencyKind::from_masters;
+  settings.counts.gathered_units = gathered;
+  settings.counts.device_units = device_units;
+  settings.placement.bucket_elements = 4096;
+  settings.placement.spare_buckets = 5;
+  settings.counts.move_gradients = moves;
+  if (moves && gathered > 0) settings.counts.cast_weights = settings.counts.send_masters = true;
   return settings;
 }
 
@@ -69,10 +69,10 @@ TEST(GatheredPlan, ArithmeticIsThatOfADryRun) {
           TrainingShape shape{300, 0, 300, 1};
           shape.ranks = ranks;
           const auto planned = [&, device_units = device_units, moves = moves](int gathered) {
-            const EngineSettings settings = engine_of(gathered, device_units, formats, moves);
+            const EngineSettings settings = engine_of(gathered, device_units, formats, moves).of(layout, ranks);
             const MemoryPlan memory = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
             return std::pair(memory.total(MemoryKind::device),
-                             gathered > 0 ? gathered_bytes(layout, settings, ranks) : std::size_t{0});
+                             gathered > 0 ? gathered_bytes(layout, settings) : std::size_t{0});
           };
           const auto [one, one_said] = planned(1);
           for (int gathered = 2; gathered <= layers_of_deep_llama; ++gathered) {
@@ -97,7 +97,8 @@ TEST(GatheredPlan, RanksAllocateWhatIsPlanned) {
           const DType narrow = size == 2 ? DType::bf16 : DType::f32;  // of the model and its gradients
           const bool moves = size == 4 || gathered == 5;
           const DType sums = gathered == 1 ? narrow : DType::f32;
-          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(narrow, narrow, sums), moves);
+          const EngineSettings settings =
+              engine_of(gathered, device_units, rank_formats(narrow, narrow, sums), moves).of(layout, size);
           TrainingShape shape{300, 0, 300, 1};
           shape.ranks = size;
           run_ranks(size, [&](Communicator& ranks) {
@@ -190,10 +191,10 @@ TEST(GatheredPlan, TheLeastIsNoMoreThanAPlanTakes) {
 TEST(GatheredPlan, OnTheCpuWholeWeightsIfTheyFit) {
   const DecoderSpec spec = deep_llama();
   RankPlanner ample(cpu_backend(), 0, 1e12);
-  EXPECT_EQ(ample.plan(spec, {}).engine.gathered, 0);
-  EXPECT_EQ(ample.plan(spec, 3).engine.gathered, 3);
-  EXPECT_EQ(ample.plan(spec, 1000).engine.gathered, layers_of_deep_llama);
-  EXPECT_EQ(ample.plan(spec, {}, 1).engine.gathered, 0);
+  EXPECT_EQ(ample.plan(spec, {}).engine.placement.gathered(), 0);
+  EXPECT_EQ(ample.plan(spec, 3).engine.placement.gathered(), 3);
+  EXPECT_EQ(ample.plan(spec, 1000).engine.placement.gathered(), layers_of_deep_llama);
+  EXPECT_EQ(ample.plan(spec, {}, 1).engine.placement.gathered(), 0);
   const auto least = [&](int gathered) {
     double refused = 1e6, fits = 1e9;
     while (fits - refused > 1e3) {
@@ -211,11 +212,11 @@ TEST(GatheredPlan, OnTheCpuWholeWeightsIfTheyFit) {
   // Either plan has what the threads keep for products.
   const double kept = static_cast<double>(bf16_product_scratch) * ample.pool.size();
   ASSERT_LT(all_fit - kept, 0.95 * (whole_fit - kept));
-  EXPECT_EQ(RankPlanner(cpu_backend(), 0, whole_fit).plan(spec, {}).engine.gathered, 0);
-  EXPECT_EQ(RankPlanner(cpu_backend(), 0, all_fit).plan(spec, {}).engine.gathered, layers_of_deep_llama);
+  EXPECT_EQ(RankPlanner(cpu_backend(), 0, whole_fit).plan(spec, {}).engine.placement.gathered(), 0);
+  EXPECT_EQ(RankPlanner(cpu_backend(), 0, all_fit).plan(spec, {}).engine.placement.gathered(), layers_of_deep_llama);
   RankPlanner between(cpu_backend(), 0, (all_fit + whole_fit) / 2);
   const TrainingPlan chosen = between.plan(spec, {});
-  EXPECT_EQ(chosen.engine.gathered, layers_of_deep_llama);
+  EXPECT_EQ(chosen.engine.placement.gathered(), layers_of_deep_llama);
   EXPECT_NE(std::find_if(chosen.reasons.begin(), chosen.reasons.end(),
                          [](const std::string& reason) {
                            return reason.find("gathered before each use, since whole ones do not fit") !=
@@ -229,31 +230,31 @@ TEST(GatheredPlan, OnTheCpuWholeWeightsIfTheyFit) {
 SO_LABEL(sweep, "GatheredPlan.OnAGpuWholeWeightsIfTheyFitAndAreFaster");
 TEST(GatheredPlan, OnAGpuWholeWeightsIfTheyFitAndAreFaster) {
   const DecoderSpec spec = preset("llama-3.1-8b");
-  EXPECT_EQ(RankPlanner(cuda_backend(), 140e9, 200e9).plan(spec, {}).engine.gathered, 0);
+  EXPECT_EQ(RankPlanner(cuda_backend(), 140e9, 200e9).plan(spec, {}).engine.placement.gathered(), 0);
   const TrainingPlan some = RankPlanner(cuda_backend(), 52e9, 200e9).plan(spec, {}),
                      most = RankPlanner(cuda_backend(), 30e9, 200e9).plan(spec, {});
-  EXPECT_GT(some.engine.gathered, 0);
-  EXPECT_GE(most.engine.gathered, some.engine.gathered);
-  EXPECT_LE(most.engine.gathered, 32);
+  EXPECT_GT(some.engine.placement.gathered(), 0);
+  EXPECT_GE(most.engine.placement.gathered(), some.engine.placement.gathered());
+  EXPECT_LE(most.engine.placement.gathered(), 32);
   EXPECT_GT(most.estimate->collectives, some.estimate->collectives);
   for (const TrainingPlan* plan : {&some, &most}) {
     std::map<std::string, std::size_t> bytes;
     for (const MemoryPlan::Entry& entry : plan->memory.entries) bytes[entry.name] += entry.bytes;
     EXPECT_GT(bytes["weight slices"], 0u);
-    const bool moves = plan->engine.host_gradients == GradientResidency::moved;
+    const bool moves = plan->engine.placement.moves();
     EXPECT_GT(bytes["gradient slices"], moves ? 0 : 2 * bytes["weight slices"])
         << "fp32 beside bf16, and of all layers";
   }
   // Whole weights, and gradients of which none need stay.
   const TrainingPlan moves = RankPlanner(cuda_backend(), 30e9, 200e9).plan(spec, 0);
-  EXPECT_EQ(moves.engine.gathered, 0);
-  EXPECT_EQ(moves.engine.host_gradients, GradientResidency::moved);
+  EXPECT_EQ(moves.engine.placement.gathered(), 0);
+  EXPECT_TRUE(moves.engine.placement.moves());
   expect_in(refusal([&] { RankPlanner(cuda_backend(), 16e9, 200e9).plan(spec, 0); }),
             {"not enough memory on Fake", "--gathered_layers 0, or a ZeRO stage below 3"});
   // Not even slices of weights.
   const TrainingPlan least = RankPlanner(cuda_backend(), 10e9, 200e9).plan(spec, {});
-  EXPECT_EQ(least.engine.host_weights, ResidencyKind::from_masters);
-  EXPECT_EQ(least.engine.gathered, 32);
+  EXPECT_TRUE(least.engine.placement.makes_from_masters(Owner::host));
+  EXPECT_EQ(least.engine.placement.gathered(), 32);
   EXPECT_GT(least.estimate->seconds(), most.estimate->seconds());
   expect_in(refusal([&] { RankPlanner(cuda_backend(), 6e9, 200e9).plan(spec, {}); }), {"not enough memory on Fake"});
 }

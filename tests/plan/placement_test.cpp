@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/quantities.h"
-#include "offload/schedule/owner_split.h"
+#include "offload/schedule/placement.h"
 #include "plan/layered_machine.h"
 #include "plan/simulate/device_program.h"
 #include "support/errors.h"

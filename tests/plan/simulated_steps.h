@@ -40,12 +40,29 @@ inline std::unique_ptr<UpdatePolicy> always(Ahead ahead, After after = After::in
   return std::make_unique<FixedPolicy>(ahead, after);
 }
 
+// A run as tests say it: by numbers of units, of which the rows of a placement are made.
+struct CountedRun : SimulatedRun {
+  Counts counts;
+  std::vector<int> remade;  // units whose inputs are
+
+  SimulatedRun of() const {
+    std::vector<Input> inputs(units.size(), Input::kept);
+    for (const int unit : remade) inputs[static_cast<std::size_t>(unit)] = Input::remade;
+    std::vector<Trained> trained;
+    for (const SimulatedUnit& unit : units)
+      trained.push_back(unit.elements == 0 ? Trained::none : unit.frozen == 0 ? Trained::all : Trained::some);
+    SimulatedRun run = *this;
+    run.placement.units = make_rows(trained, placement.ranks, counts, inputs);
+    return run;
+  }
+};
+
 // Units of a thousand elements, each one bucket: its gradient and its weights take a second on the link, its update,
 // 28 bytes an element, one of the host.
-inline SimulatedRun seconds_each(int units, double forward, double backward) {
-  SimulatedRun run;
+inline CountedRun seconds_each(int units, double forward, double backward) {
+  CountedRun run;
   run.units.assign(static_cast<std::size_t>(units), {1000, forward, backward});
-  run.bucket_elements = 1000;
+  run.placement.bucket_elements = 1000;
   run.link_to_host = run.link_to_device = 2000;
   run.host_memory = 28'000;
   return run;

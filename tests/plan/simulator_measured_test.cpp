@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/simulate/simulator.h"
+#include "plan/simulated_steps.h"
 
 namespace so::test {
 namespace {
@@ -48,14 +49,14 @@ TEST_P(SimulatorMeasured, WithinEightPercent) {
   const Measured& m = GetParam();
   constexpr int units = 60;
   const double total = m.elements / (1 - m.before);
-  SimulatedRun run;
+  CountedRun run;
   run.units.assign(units, {static_cast<std::int64_t>(total / units), m.forward / units, m.backward / units});
-  run.device_units = static_cast<int>(m.before * units + 0.5);
-  run.bucket_elements = 4'190'000;
-  run.undo_buckets = 2000;  // the policy has seen to it
+  run.counts.device_units = static_cast<int>(m.before * units + 0.5);
+  run.placement.bucket_elements = 4'190'000;
+  run.placement.spare_buckets = 2000;  // the policy has seen to it
   run.link_to_host = run.link_to_device = 55e9;
   run.host_memory = m.host_memory;
-  const SimulatedStep step = Simulator(run, std::make_unique<SharesPolicy>(m)).settle();
+  const SimulatedStep step = Simulator(run.of(), std::make_unique<SharesPolicy>(m)).settle();
   EXPECT_NEAR(step.seconds / m.seconds, 1, 0.08);
 }
 

@@ -15,11 +15,11 @@ namespace so::test {
 namespace {
 
 TEST(Simulator, ADeviceAloneWorksAndDoesNotWait) {
-  SimulatedRun run = seconds_each(2, 1, 2);
-  run.device_units = 2;
+  CountedRun run = seconds_each(2, 1, 2);
+  run.counts.device_units = 2;
   run.device_update = 0.5;
   run.micro_batches = 3;
-  Simulator simulator(run);
+  Simulator simulator(run.of());
   const SimulatedStep step = simulator.settle();
   EXPECT_DOUBLE_EQ(step.seconds, 3 * (2 * 1 + 2 * 2) + 0.5);
   EXPECT_DOUBLE_EQ(step.device, step.seconds);
@@ -31,9 +31,9 @@ TEST(Simulator, ADeviceAloneWorksAndDoesNotWait) {
 // the weights and one for the link to bring them.
 TEST(Simulator, OneUnitOfTheHosts) {
   for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped}) {
-    SimulatedRun run = seconds_each(1, 3, 5);
-    run.schedule = schedule;
-    const SimulatedStep step = Simulator(run).settle();
+    CountedRun run = seconds_each(1, 3, 5);
+    run.placement.schedule = schedule;
+    const SimulatedStep step = Simulator(run.of()).settle();
     EXPECT_NEAR(step.seconds, 3 + 5 + 1 + 1 + 1, 1e-9);
     EXPECT_NEAR(waited(step, WaitReason::host), 2, 1e-9);
     EXPECT_NEAR(waited(step, WaitReason::link), 1, 1e-9);
@@ -50,7 +50,8 @@ TEST(Simulator, OneUnitOfTheHosts) {
 // Weights take 16 of the bytes, at 0.7 of the rate since they are hardly written, and the state that follows 26, with
 // its gradient fetched again. Forward begins after 1 + 16/28/0.7 + 1 seconds; backward must wait for the state.
 TEST(Simulator, StateThatFollowsHoldsUpBackward) {
-  const SimulatedStep step = Simulator(seconds_each(1, 0.1, 1), always(Ahead::leave, After::weights_first)).settle();
+  const SimulatedStep step =
+      Simulator(seconds_each(1, 0.1, 1).of(), always(Ahead::leave, After::weights_first)).settle();
   const double weights = 16.0 / 28 / 0.7, state = 1 + weights + 1 + 26.0 / 28;
   EXPECT_NEAR(step.seconds, state + 1, 1e-9);
   EXPECT_NEAR(waited(step, WaitReason::host), 1 + weights, 1e-9);
@@ -60,9 +61,9 @@ TEST(Simulator, StateThatFollowsHoldsUpBackward) {
 
 // The second of two units is done ahead of the verdict, while the first's gradient is made.
 TEST(Simulator, SpeculatesUnderBackward) {
-  SimulatedRun run = seconds_each(2, 10, 10);
-  run.undo_buckets = 2;
-  Simulator simulator(run, always(Ahead::speculate));
+  CountedRun run = seconds_each(2, 10, 10);
+  run.placement.spare_buckets = 2;
+  Simulator simulator(run.of(), always(Ahead::speculate));
   const SimulatedStep step = simulator.settle();
   EXPECT_NEAR(step.seconds, 40 + 3, 1e-9);
   EXPECT_NEAR(step.speculated, 1000, 1e-9);
@@ -72,20 +73,20 @@ TEST(Simulator, SpeculatesUnderBackward) {
 
 // The second gradient of three is complete ten seconds before the verdict.
 TEST(Simulator, SaysForWhatTheHostWaits) {
-  SimulatedRun run = seconds_each(3, 10, 10);
-  run.undo_buckets = 1;
-  SimulatedStep step = Simulator(run, always(Ahead::speculate)).settle();
+  CountedRun run = seconds_each(3, 10, 10);
+  run.placement.spare_buckets = 1;
+  SimulatedStep step = Simulator(run.of(), always(Ahead::speculate)).settle();
   EXPECT_NEAR(spent(step, HostTime::place), 10, 1e-9) << "the only place has the third's state";
   EXPECT_EQ(spent(step, HostTime::verdict), 0);
   expect_sums(step);
 
-  run.undo_buckets = 3;
-  step = Simulator(run, always(Ahead::speculate)).settle();
+  run.placement.spare_buckets = 3;
+  step = Simulator(run.of(), always(Ahead::speculate)).settle();
   EXPECT_EQ(spent(step, HostTime::place), 0);
   EXPECT_EQ(spent(step, HostTime::verdict), 0) << "the last gradient comes with the verdict";
   expect_sums(step);
 
-  step = Simulator(run, always(Ahead::leave)).settle();
+  step = Simulator(run.of(), always(Ahead::leave)).settle();
   EXPECT_NEAR(spent(step, HostTime::verdict), 20, 1e-9) << "since the first gradient";
   EXPECT_EQ(spent(step, HostTime::place), 0);
   expect_sums(step);
@@ -93,11 +94,11 @@ TEST(Simulator, SaysForWhatTheHostWaits) {
 
 // Work ahead of a verdict that always clips would be void, so the policy leaves it.
 TEST(Simulator, WhoAlwaysClipsWaitsForTheVerdict) {
-  SimulatedRun run = seconds_each(6, 0.1, 1.5);  // forward hides little
-  run.undo_buckets = 6;
-  const SimulatedStep stands = Simulator(run).settle();
+  CountedRun run = seconds_each(6, 0.1, 1.5);  // forward hides little
+  run.placement.spare_buckets = 6;
+  const SimulatedStep stands = Simulator(run.of()).settle();
   run.verdicts = Verdicts::clip;
-  const SimulatedStep clipped = Simulator(run).settle();
+  const SimulatedStep clipped = Simulator(run.of()).settle();
   EXPECT_GT(spent(clipped, HostTime::verdict), spent(stands, HostTime::verdict) + 1);
   EXPECT_LT(clipped.overlap().efficiency(), stands.overlap().efficiency());
   expect_sums(stands);
@@ -107,28 +108,29 @@ TEST(Simulator, WhoAlwaysClipsWaitsForTheVerdict) {
 // All left: the second unit's gradient comes while the first is updated and takes 2000 of the 28000 bytes a second, so
 // that 2000 bytes of the update are left when it is there: 1/14 s more.
 TEST(Simulator, CopiesAndUpdatesShareTheHostsMemory) {
-  const SimulatedStep step = Simulator(seconds_each(2, 10, 10), always(Ahead::leave)).settle();
+  const SimulatedStep step = Simulator(seconds_each(2, 10, 10).of(), always(Ahead::leave)).settle();
   EXPECT_NEAR(step.seconds, 40 + 3 + 1.0 / 14, 1e-9);
   // A link as quick as the memory: the first gradient comes alone in 1/14 s, the second beside the first update, 30'000
   // bytes together, and the first weights beside the second update, which leaves them a quarter.
-  SimulatedRun quick = seconds_each(2, 10, 10);
+  CountedRun quick = seconds_each(2, 10, 10);
   quick.link_to_host = quick.link_to_device = 28'000;
-  EXPECT_NEAR(Simulator(quick, always(Ahead::leave)).settle().seconds, 40 + 1.0 / 14 + 30.0 / 28 + 4 * 1.0 / 14, 1e-9);
+  EXPECT_NEAR(Simulator(quick.of(), always(Ahead::leave)).settle().seconds, 40 + 1.0 / 14 + 30.0 / 28 + 4 * 1.0 / 14,
+              1e-9);
 }
 
 // AdamW can use 24000 of the 28000 bytes a second: its updates take longer, and a copy beside them takes nothing away.
 TEST(Simulator, WhatAdamWCannotUseIsTheLinks) {
-  SimulatedRun run = seconds_each(2, 10, 10);
+  CountedRun run = seconds_each(2, 10, 10);
   run.host_adamw = 24'000;
-  EXPECT_NEAR(Simulator(run, always(Ahead::leave)).settle().seconds, 40 + 1 + 28.0 / 24 + 1, 1e-9);
+  EXPECT_NEAR(Simulator(run.of(), always(Ahead::leave)).settle().seconds, 40 + 1 + 28.0 / 24 + 1, 1e-9);
 }
 
 TEST(Simulator, DoesWhatThePolicyChooses) {
   const auto count = [](Ahead ahead, After after, Verdicts verdicts) {
-    SimulatedRun run = seconds_each(6, 4, 8);
-    run.undo_buckets = 3;
+    CountedRun run = seconds_each(6, 4, 8);
+    run.placement.spare_buckets = 3;
     run.verdicts = verdicts;
-    Simulator simulator(run, always(ahead, after));
+    Simulator simulator(run.of(), always(ahead, after));
     for (int i = 0; i < 3; ++i) simulator.step();
     return simulator.counters();
   };
@@ -152,27 +154,27 @@ TEST(Simulator, DoesWhatThePolicyChooses) {
   EXPECT_EQ(c.voided, 9);
 }
 
-SimulatedRun random_run(std::mt19937& random) {
+CountedRun random_run(std::mt19937& random) {
   const auto between = [&](double low, double high) {
     return std::uniform_real_distribution<double>(low, high)(random);
   };
-  SimulatedRun run;
+  CountedRun run;
   const int units = static_cast<int>(random() % 20) + 4;
   for (int u = 0; u < units; ++u) {
     const double forward = between(0.5, 1) * 1e-3;
     run.units.push_back({static_cast<std::int64_t>(between(1e6, 2e7)), forward, between(2, 3) * forward});
   }
-  run.device_units = static_cast<int>(random() % 3);
-  run.streamed_units = random() % 2 == 0 ? 0 : (units - 1 - std::max(1, run.device_units)) / 2;
-  run.move_gradients = random() % 2 == 0;
+  run.counts.device_units = static_cast<int>(random() % 3);
+  run.counts.streamed_units = random() % 2 == 0 ? 0 : (units - 1 - std::max(1, run.counts.device_units)) / 2;
+  run.counts.move_gradients = random() % 2 == 0;
   run.device_update = 1e-4;
-  run.schedule = random() % 5 == 0 ? Schedule::synchronous : Schedule::overlapped;
-  run.bucket_elements = 4'000'000;
-  run.undo_buckets = static_cast<std::int64_t>(random() % 10);
+  run.placement.schedule = random() % 5 == 0 ? Schedule::synchronous : Schedule::overlapped;
+  run.placement.bucket_elements = 4'000'000;
+  run.placement.spare_buckets = static_cast<std::int64_t>(random() % 10);
   run.link_to_host = between(1e10, 2e11);
   run.link_to_device = between(1e10, 2e11);
   run.host_memory = between(5e10, 1e12);
-  run.host_adamw = (0.5 + static_cast<double>(run.undo_buckets) / 10) * run.host_memory;
+  run.host_adamw = (0.5 + static_cast<double>(run.placement.spare_buckets) / 10) * run.host_memory;
   return run;
 }
 
@@ -180,10 +182,10 @@ TEST(Simulator, PartsAddUpToTheStep) {
   std::mt19937 random(7);
   for (int round = 0; round < 100; ++round) {
     SCOPED_TRACE(round);
-    SimulatedRun run = random_run(random);
+    CountedRun run = random_run(random);
     run.verdicts = round % 4 == 0 ? Verdicts::clip : Verdicts::stand;
     run.micro_batches = 1 + round % 3;
-    Simulator simulator(run);
+    Simulator simulator(run.of());
     for (int step = 0; step < 4; ++step) expect_sums(simulator.step());
     const SimulatedStep settled = simulator.settle();
     expect_sums(settled);
@@ -200,16 +202,18 @@ TEST(Simulator, MoreBandwidthIsNoSlower) {
   std::mt19937 random(3);
   int quicker = 0;
   for (int round = 0; round < 200; ++round) {
-    SimulatedRun run = random_run(random);
+    CountedRun run = random_run(random);
     run.host_adamw = run.host_memory * 2;  // what it can use more it takes from the link
     SCOPED_TRACE(round);
-    const auto fixed = [&](const SimulatedRun& r) {
-      return Simulator(r, always(static_cast<Ahead>(round % 3), static_cast<After>(round / 3 % 2))).settle().seconds;
+    const auto fixed = [&](const CountedRun& r) {
+      return Simulator(r.of(), always(static_cast<Ahead>(round % 3), static_cast<After>(round / 3 % 2)))
+          .settle()
+          .seconds;
     };
-    const auto chosen = [](const SimulatedRun& r) { return Simulator(r).settle().seconds; };
+    const auto chosen = [](const CountedRun& r) { return Simulator(r.of()).settle().seconds; };
     for (double SimulatedRun::*rate :
          {&SimulatedRun::link_to_host, &SimulatedRun::link_to_device, &SimulatedRun::host_memory}) {
-      SimulatedRun more = run;
+      CountedRun more = run;
       more.*rate *= 1.5;
       EXPECT_LE(fixed(more), fixed(run) * 1.01);
       EXPECT_LE(chosen(more), chosen(run) * 1.06);
@@ -223,30 +227,30 @@ TEST(Simulator, MoreBandwidthIsNoSlower) {
 TEST(Simulator, StepsAddUp) {
   std::mt19937 random(5);
   for (int round = 0; round < 100; ++round) {
-    const SimulatedRun run = random_run(random);
+    const CountedRun run = random_run(random);
     SCOPED_TRACE(round);
-    Simulator simulator(run);
+    Simulator simulator(run.of());
     const SimulatedStep step = simulator.settle();
     double pass = run.device_update, elements = 0;
     for (std::size_t u = 0; u < run.units.size(); ++u) {
       pass += run.units[u].forward + run.units[u].backward;
-      if (static_cast<int>(u) >= run.device_units) elements += static_cast<double>(run.units[u].elements);
+      if (static_cast<int>(u) >= run.counts.device_units) elements += static_cast<double>(run.units[u].elements);
     }
     EXPECT_NEAR(step.device, pass, 1e-9 * pass);
     EXPECT_NEAR(std::accumulate(step.waits.begin(), step.waits.end(), step.device), step.seconds, 1e-6 * step.seconds);
     // To the last verdict's share: steps that alternate are averaged over a few.
     EXPECT_GE(step.seconds, 0.97 * step.host_bytes / run.host_memory);
     EXPECT_GE(step.host_bytes, 0.97 * 28 * elements);
-    EXPECT_LE(step.speculated, static_cast<double>(run.undo_buckets * run.bucket_elements));
+    EXPECT_LE(step.speculated, static_cast<double>(run.placement.spare_buckets * run.placement.bucket_elements));
   }
 }
 
 TEST(Simulator, ATimelineIsOneStepWithoutOverlapInALane) {
   std::mt19937 random(8);
   for (int round = 0; round < 50; ++round) {
-    const SimulatedRun run = random_run(random);
+    const CountedRun run = random_run(random);
     SCOPED_TRACE(round);
-    Simulator simulator(run);
+    Simulator simulator(run.of());
     const SimulatedStep step = simulator.settle();
     const SimulatedTimeline timeline = simulator.timeline();
     std::array<double, simulated_lanes> last{}, busy{};

@@ -8,7 +8,7 @@
 
 #include "io/presets.h"
 #include "model/parameters.h"
-#include "offload/schedule/owner_split.h"
+#include "offload/schedule/placement.h"
 #include "options/train_options.h"
 #include "plan/gpu_rates.h"
 #include "plan/machine/hardware.h"
@@ -71,29 +71,30 @@ SO_LABEL(sweep, "PlanTraining.KeepsOnTheGpuWhatFitsThere");
 TEST(PlanTraining, KeepsOnTheGpuWhatFitsThere) {
   FakeMachine small(cuda_backend(), 80, 200);
   const TrainingPlan all = small.plan(small_llama(), {300, 900, 512, 1});
-  EXPECT_EQ(all.engine.device_units, 7);
-  EXPECT_EQ(all.engine.undo_buckets, 0);
+  EXPECT_EQ(all.engine.placement.count(Owner::device), 7);
+  EXPECT_EQ(all.engine.placement.spare_buckets, 0);
   ASSERT_TRUE(all.estimate);
   EXPECT_EQ(all.estimate->exposed, 0);
 
   // 178 GB of state: more than either memory has left.
   FakeMachine h200(cuda_backend(), 141, 150);
   const TrainingPlan split = h200.plan(qwen3_14b(), four_rows);
-  EXPECT_GT(split.engine.device_units, 0);
-  EXPECT_LT(split.engine.device_units, units_14b);
-  EXPECT_EQ(split.engine.schedule, Schedule::overlapped);
+  EXPECT_GT(split.engine.placement.count(Owner::device), 0);
+  EXPECT_LT(split.engine.placement.count(Owner::device), units_14b);
+  EXPECT_EQ(split.engine.placement.schedule, Schedule::overlapped);
 
   // With a host that has room, as much on the GPU as leaves room for what recomputing would take longer to have.
   FakeMachine large(cuda_backend(), 141, 1000);
   const TrainingPlan chosen = large.plan(qwen3_14b(), four_rows);
-  EXPECT_LE(chosen.engine.device_units, split.engine.device_units);
+  EXPECT_LE(chosen.engine.placement.count(Owner::device), split.engine.placement.count(Owner::device));
   const double best = chosen.estimate->seconds();
   for (const double ratio : {0.7, 0.8, 0.9, 1.0}) {
     const TrainingPlan asked = large.plan(qwen3_14b(), four_rows, {.offload_ratio = ratio});
     EXPECT_GE(asked.estimate->seconds(), 0.95 * best) << ratio << ": the plan is chosen for a slower host";
   }
   // And more on the GPU where the steps are so short that the host would be waited for.
-  EXPECT_GE(large.plan(qwen3_14b(), {1024, 0, 1024, 1}).engine.device_units, chosen.engine.device_units);
+  EXPECT_GE(large.plan(qwen3_14b(), {1024, 0, 1024, 1}).engine.placement.count(Owner::device),
+            chosen.engine.placement.count(Owner::device));
 }
 
 TEST(PlanTraining, DoesAsItIsAsked) {
@@ -101,18 +102,19 @@ TEST(PlanTraining, DoesAsItIsAsked) {
   const ParameterLayout layout(make_parameters(qwen3_14b()));
   for (const double ratio : {0.0, 0.3, 0.9, 1.0}) {
     const TrainingPlan plan = large.plan(qwen3_14b(), four_rows, {.offload_ratio = ratio});
-    const int units = plan.engine.device_units;
+    const int units = plan.engine.placement.count(Owner::device);
     EXPECT_LE(host_share(layout, units), ratio);
     if (units > 0) {
       EXPECT_GT(host_share(layout, units - 1), ratio);
     }
   }
-  EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {.offload_optimizer = OptimizerDevice::none}).engine.device_units,
+  EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {.offload_optimizer = OptimizerDevice::none})
+                .engine.placement.count(Owner::device),
             units_14b);
   const TrainingPlan zero =
       large.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.8, .mode = OffloadMode::zerooffload});
-  EXPECT_EQ(zero.engine.schedule, Schedule::synchronous);
-  EXPECT_EQ(zero.engine.undo_buckets, 0);
+  EXPECT_EQ(zero.engine.placement.schedule, Schedule::synchronous);
+  EXPECT_EQ(zero.engine.placement.spare_buckets, 0);
   EXPECT_EQ(zero.estimate->speculated_elements, 0);
   EXPECT_GT(zero.estimate->seconds(), large.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.8}).estimate->seconds());
   EXPECT_TRUE(all_recomputed(large.plan(qwen3_14b(), four_rows, {}, Toggle::on).decoder.keep));
@@ -131,27 +133,27 @@ TEST(PlanTraining, UpdatesOverTheLinkWhereThatIsQuicker) {
   const TrainingShape short_step{4096, 0, 4096, 1};
   const PlacementOptions all{.offload_ratio = 1};
   const TrainingPlan chosen = machine.plan(qwen3_14b(), short_step, all);
-  EXPECT_TRUE(chosen.engine.update_over_link);
+  EXPECT_TRUE(chosen.engine.placement.over_link);
   EXPECT_GT(chosen.estimate->over_link_elements, 0);
   EXPECT_TRUE(booked(chosen, MemoryKind::pinned, "master weights"));
   EXPECT_TRUE(booked(chosen, MemoryKind::device, "state on its way"));
 
   const TrainingPlan without =
       machine.plan(qwen3_14b(), short_step, {.offload_ratio = 1, .update_over_link = Toggle::off});
-  EXPECT_FALSE(without.engine.update_over_link);
+  EXPECT_FALSE(without.engine.placement.over_link);
   EXPECT_TRUE(booked(without, MemoryKind::pageable, "master weights"));
   EXPECT_FALSE(booked(without, MemoryKind::device, "state on its way"));
   EXPECT_LT(chosen.estimate->seconds(), 0.99 * without.estimate->seconds());
 
   // The synchronous schedule is left alone unless it is asked for there.
   const PlacementOptions synchronous{.offload_ratio = 1, .mode = OffloadMode::zerooffload};
-  EXPECT_FALSE(machine.plan(qwen3_14b(), short_step, synchronous).engine.update_over_link);
+  EXPECT_FALSE(machine.plan(qwen3_14b(), short_step, synchronous).engine.placement.over_link);
   // There is nothing to gain where the host owns nothing, nor where its work is hidden.
-  EXPECT_FALSE(machine.plan(small_llama(), {300, 900, 512, 1}).engine.update_over_link);
-  EXPECT_FALSE(machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.3}).engine.update_over_link);
+  EXPECT_FALSE(machine.plan(small_llama(), {300, 900, 512, 1}).engine.placement.over_link);
+  EXPECT_FALSE(machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.3}).engine.placement.over_link);
   // A machine that counts what is pinned has no room for all state to be.
   machine.machine.lockable = std::size_t{40} << 30;
-  EXPECT_FALSE(machine.plan(qwen3_14b(), short_step, all).engine.update_over_link);
+  EXPECT_FALSE(machine.plan(qwen3_14b(), short_step, all).engine.placement.over_link);
 }
 
 // 119 GB of state instead of 178.
@@ -191,17 +193,18 @@ TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
   const TrainingShape shape{300, 900, 512, 1};
   const ParameterLayout layout(make_parameters(small_llama()));
   const TrainingPlan plan = cpu.plan(small_llama(), shape);
-  EXPECT_EQ(plan.engine.device_units, 0);
-  EXPECT_EQ(plan.engine.undo_buckets, std::ssize(make_buckets(layout, plan.engine.bucket_elements, 0)));
+  EXPECT_EQ(plan.engine.placement.count(Owner::device), 0);
+  EXPECT_EQ(plan.engine.placement.spare_buckets,
+            std::ssize(make_buckets(layout, plan.engine.placement.bucket_elements, plan.engine.placement.units)));
   EXPECT_FALSE(plan.estimate);
-  EXPECT_EQ(cpu.plan(small_llama(), shape, {.mode = OffloadMode::zerooffload}).engine.undo_buckets, 0);
+  EXPECT_EQ(cpu.plan(small_llama(), shape, {.mode = OffloadMode::zerooffload}).engine.placement.spare_buckets, 0);
   const TrainingPlan split = cpu.plan(small_llama(), shape, {.offload_ratio = 0.6});
-  EXPECT_EQ(split.engine.device_units, device_units_for_ratio(layout, 0.6));
-  EXPECT_GT(split.engine.undo_buckets, 0);
-  EXPECT_LT(split.engine.undo_buckets, plan.engine.undo_buckets);
+  EXPECT_EQ(split.engine.placement.count(Owner::device), device_units_for_ratio(layout, 0.6));
+  EXPECT_GT(split.engine.placement.spare_buckets, 0);
+  EXPECT_LT(split.engine.placement.spare_buckets, plan.engine.placement.spare_buckets);
   const TrainingPlan none = cpu.plan(small_llama(), shape, {.offload_optimizer = OptimizerDevice::none});
-  EXPECT_EQ(none.engine.device_units, layout.units());
-  EXPECT_EQ(none.engine.undo_buckets, 0);
+  EXPECT_EQ(none.engine.placement.count(Owner::device), layout.units());
+  EXPECT_EQ(none.engine.placement.spare_buckets, 0);
   FakeMachine poor(cpu_backend(), 0, 0.003);
   expect_in(refusal([&] { poor.plan(small_llama(), shape); }), {"not enough memory", "--batch_size"});
 }
@@ -257,7 +260,9 @@ TEST(PlanTraining, KeepsInputsOfSomeLayersWhereThoseOfAllDoNotFit) {
       keep_nothing.push_back(std::count(keep.begin(), keep.end(), Keep::nothing));
       EXPECT_GE(plan.estimate->seconds(), 0.999 * seconds);
       seconds = plan.estimate->seconds();
-      EXPECT_EQ(plan.engine.remade_inputs, remade_inputs(keep));
+      std::vector<Input> inputs;
+      for (const UnitPlacement& unit : plan.engine.placement.units) inputs.push_back(unit.input);
+      EXPECT_EQ(inputs, unit_inputs(keep));
     }
     EXPECT_TRUE(std::is_sorted(keep_nothing.begin(), keep_nothing.end()));
     EXPECT_EQ(keep_nothing.front(), 0);

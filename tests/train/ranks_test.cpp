@@ -11,6 +11,7 @@
 #include "checkpoint/source_model.h"
 #include "data/batches.h"
 #include "model/model_on_device.h"
+#include "offload/counted_settings.h"
 #include "offload/engine.h"
 #include "offload/sequence_group.h"
 #include "ops/runtime.h"
@@ -76,18 +77,19 @@ Outcome train_on(int size, const Job& job, const TokenDataset& data) {
     const ModelFiles files(test::model_fixture(job.model) / "model");
     Runtime runtime(DeviceChoice::cpu, 1);
     const auto stream = runtime.device().create_stream("compute");
-    EngineSettings settings;
-    settings.bucket_elements = 4096;
-    settings.undo_buckets = 2;
+    test::CountedSettings settings;
+    settings.placement.bucket_elements = 4096;
+    settings.placement.spare_buckets = 2;
     settings.weight_decay = 0.01;
     settings.max_grad_norm = job.max_grad_norm;
-    settings.schedule = job.schedule;
+    settings.placement.schedule = job.schedule;
     settings.formats.moments = job.moments;
-    settings.gathered = job.gathered;
-    settings.streamed_units = job.streamed;
+    settings.counts.gathered_units = job.gathered;
+    settings.counts.streamed_units = job.streamed;
     settings.remade_inputs =
         remade_inputs(kept_by_layer(job.keep, files.spec().layers, files.layout().first_trained_unit()));
-    OffloadEngine engine(runtime.device(), runtime.host_pool(), ranks, files.layout(), settings);
+    OffloadEngine engine(runtime.device(), runtime.host_pool(), ranks, files.layout(),
+                         settings.of(files.layout(), ranks.size()));
     BatchOptions options;
     options.batch_size = job.batch_size;
     options.gradient_accumulation_steps = job.accumulation;

@@ -38,11 +38,11 @@ std::optional<SampleRequest> read_samples(const TrainOptions& options, const Dec
 }
 
 void require_samples(const TrainingPlan& plan) {
-  if (plan.engine.gathered > 0)
+  if (const int gathered = plan.engine.placement.gathered(); gathered > 0)
     fail(
         "--sample_prompts: the weights of {} layers are gathered from all ranks for each use, and one rank generates; "
         "give --gathered_layers 0, or leave --sample_prompts out",
-        plan.engine.gathered);
+        gathered);
 }
 
 }  // namespace so

@@ -57,4 +57,15 @@ std::vector<bool> remade_inputs(const std::vector<Keep>& kept) {
   return units;
 }
 
+std::vector<Input> unit_inputs(const std::vector<Keep>& kept) {
+  std::vector<Input> units(kept.size() + 2, Input::kept);
+  const std::vector<bool> remade = remade_inputs(kept);
+  for (std::size_t layer = 0; layer < kept.size(); ++layer) {
+    const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
+    if (kept[layer] == Keep::host) units[unit] = Input::on_host;
+    if (!remade.empty() && remade[unit]) units[unit] = Input::remade;
+  }
+  return units;
+}
+
 }  // namespace so

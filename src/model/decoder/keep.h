@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "offload/schedule/placement.h"
+
 namespace so {
 
 // What a layer does not keep is computed again, to the same bits; each value keeps less than the one before and costs
@@ -28,6 +30,8 @@ std::vector<Keep> kept_by_layer(const std::vector<Keep>& keep, std::int64_t laye
 // For each unit, whether its input is made again in backward (offload/schedule/pass_order.h), given kept_by_layer();
 // empty if none is.
 std::vector<bool> remade_inputs(const std::vector<Keep>& kept);
+// By unit, what backward finds of its input, given kept_by_layer().
+std::vector<Input> unit_inputs(const std::vector<Keep>& kept);
 // Counts the layers that keep their input in host memory, given what each layer keeps.
 int kept_on_host(const std::vector<Keep>& keep);
 

@@ -8,23 +8,23 @@ namespace so {
 
 namespace {
 
-std::vector<bool> with_slices(std::span<const ResidencyKind> residencies) {
-  std::vector<bool> units;
-  for (const ResidencyKind kind : residencies) units.push_back(kind == ResidencyKind::gathered);
-  return units;
+std::vector<bool> with_slices(std::span<const UnitPlacement> units) {
+  std::vector<bool> sliced;
+  for (const UnitPlacement& unit : units) sliced.push_back(unit.weights == ResidencyKind::gathered);
+  return sliced;
 }
 
 }  // namespace
 
 GatheredWeights::GatheredWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
-                                 std::span<const Bucket> buckets, std::span<const ResidencyKind> residencies,
+                                 std::span<const Bucket> buckets, std::span<const UnitPlacement> units,
                                  UnitGathers gathers)
     : layout_(layout),
       weights_(weights),
       gathers_(std::move(gathers)),
-      slices_(device, layout, weights.dtype(), buckets, with_slices(residencies), "weight slices") {
+      slices_(device, layout, weights.dtype(), buckets, with_slices(units), "weight slices") {
   int turn = 0;
-  for (const ResidencyKind kind : residencies) turns_.push_back(is_gathered(kind) ? turn++ : none);
+  for (const UnitPlacement& unit : units) turns_.push_back(is_gathered(unit.weights) ? turn++ : none);
   empty_ = turn == 0;
   if (empty_) return;
   for (Place& place : places_) {

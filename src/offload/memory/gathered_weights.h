@@ -22,8 +22,7 @@
 #include "offload/memory/slice_array.h"
 #include "offload/memory/weight_residency.h"
 #include "offload/schedule/bucket.h"
-#include "offload/schedule/gathered_units.h"
-#include "offload/schedule/residency.h"
+#include "offload/schedule/placement.h"
 
 namespace so {
 
@@ -53,11 +52,11 @@ struct UnitGathers {
 
 class GatheredWeights final : public WeightResidency {
  public:
-  // `residencies`: by unit. `weights` has a slot for each that is gathered (weight_slots()). No bucket has parts of two
+  // `weights` has a slot for each unit that is gathered (turns_of()). No bucket has parts of two
   // units. The slices lie in device memory, booked as "weight slices"; contents are unspecified until written.
   // `weights` and `buckets` outlive this.
   GatheredWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
-                  std::span<const Bucket> buckets, std::span<const ResidencyKind> residencies, UnitGathers gathers);
+                  std::span<const Bucket> buckets, std::span<const UnitPlacement> units, UnitGathers gathers);
 
   // WeightResidency
   void require(int unit, Stream& stream) override;

@@ -19,7 +19,7 @@ class SliceArray {
   enum class Of : std::uint8_t { all, trained };  // buckets that nobody owns have no place then
 
   // `units`: by unit, whether its slices lie here; no bucket has parts of such a unit and of another. `slots`: by unit,
-  // the place that its slices take in turn with others' (offload/schedule/gradient_places.h); empty: all have their
+  // the place that its slices take in turn with others' (offload/schedule/placement.h); empty: all have their
   // own. Booked as `name`. `layout` and `buckets` must outlive it.
   SliceArray(Device& device, const ParameterLayout& layout, DType dtype, std::span<const Bucket> buckets,
              const std::vector<bool>& units, std::string name, Of of = Of::all, std::span<const int> slots = {});

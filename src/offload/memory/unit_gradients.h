@@ -14,30 +14,27 @@
 #include "offload/memory/slice_array.h"
 #include "offload/memory/unit_array.h"
 #include "offload/schedule/bucket.h"
-#include "offload/schedule/gradient_places.h"
 #include "offload/schedule/parameter_layout.h"
+#include "offload/schedule/placement.h"
 
 namespace so {
 
 class UnitGradients {
  public:
   // Frozen parameters take no memory, unless they are joined to a trained one. Booked as "gradients" and "gradient
-  // slices". Where the model writes another format than sums over several `ranks` have, no bucket has parts of two
+  // slices". Where the model writes another format than sums over several ranks have, no bucket has parts of two
   // units.
-  UnitGradients(Device& device, const ParameterLayout& layout, const NumberFormats& formats,
-                const GradientPlaces& places, std::span<const Bucket> buckets, int ranks)
-      : places_(device, layout, formats.gradients, places.slots, "gradients", UnitArray::Of::gradients),
-        sliced_(places.sliced),
-        own_dtype_(ranks > 1 ? formats.rank_sums : formats.gradients),
-        slices_(device, layout, own_dtype_, buckets,
-                own_dtype_ == dtype() ? sliced_ : std::vector<bool>(sliced_.size(), true), "gradient slices",
-                SliceArray::Of::trained, places.slice_slots) {}
+  UnitGradients(Device& device, const ParameterLayout& layout, const NumberFormats& formats, const Placement& placement,
+                std::span<const Bucket> buckets)
+      : places_(device, layout, formats.gradients, turns_of(placement).gradients, "gradients",
+                UnitArray::Of::gradients),
+        own_dtype_(placement.ranks > 1 ? formats.rank_sums : formats.gradients),
+        slices_(device, layout, own_dtype_, buckets, with_slices(placement, own_dtype_ != dtype()), "gradient slices",
+                SliceArray::Of::trained, turns_of(placement).slices) {}
 
   // Where the model writes them.
   const UnitArray& places() const { return places_; }
   DType dtype() const { return places_.dtype(); }
-  // Whether the unit takes turns, so that each micro-batch's gradient is reduced.
-  bool sliced(int unit) const { return sliced_[static_cast<std::size_t>(unit)]; }
   // What the gradient that is used for the update is in.
   DType own_dtype() const { return own_dtype_; }
   // The gradient that is used for the update, from an element of this rank's slices on; the rest of the bucket's slice
@@ -48,8 +45,13 @@ class UnitGradients {
   }
 
  private:
+  static std::vector<bool> with_slices(const Placement& placement, bool all) {
+    std::vector<bool> units;
+    for (const UnitPlacement& unit : placement.units) units.push_back(all || unit.sliced);
+    return units;
+  }
+
   UnitArray places_;
-  std::vector<bool> sliced_;
   DType own_dtype_;
   SliceArray slices_;
 };

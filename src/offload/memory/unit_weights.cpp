@@ -10,38 +10,39 @@
 namespace so {
 namespace {
 
-std::vector<bool> units_of(std::span<const ResidencyKind> residencies, ResidencyKind kind) {
+std::vector<bool> units_of(const Placement& placement, ResidencyKind kind) {
   std::vector<bool> units;
-  for (const ResidencyKind residency : residencies) units.push_back(residency == kind);
+  for (const UnitPlacement& unit : placement.units) units.push_back(unit.weights == kind);
   return units;
 }
 
 }  // namespace
 
 UnitWeights::UnitWeights(Device& device, const ParameterLayout& layout, DType dtype,
-                         std::span<const WeightPlace> places, std::span<const ResidencyKind> residencies,
-                         std::span<const Bucket> buckets, const WeightOwners& owners, PassOrder order)
+                         std::span<const WeightPlace> places, const Placement& placement,
+                         std::span<const Bucket> buckets, const WeightOwners& owners)
     : layout_(layout),
-      on_device_(device, layout, dtype, weight_slots(residencies), places),
-      by_unit_(residencies.size()),
-      order_(std::move(order)) {
+      on_device_(device, layout, dtype, turns_of(placement).weights, places),
+      by_unit_(placement.units.size()),
+      order_(layout.units(), layout.first_trained_unit(), placement.remade_inputs()) {
   const auto serve = [&](ResidencyKind kind, std::unique_ptr<WeightResidency> residency) {
     SO_CHECK(kinds_.size() == static_cast<std::size_t>(kind), "residency {} in turn {}", static_cast<int>(kind),
              kinds_.size());
-    for (std::size_t unit = 0; unit < residencies.size(); ++unit)
-      if (residencies[unit] == kind || (is_gathered(kind) && is_gathered(residencies[unit])))
-        by_unit_[unit] = residency.get();
+    for (std::size_t unit = 0; unit < by_unit_.size(); ++unit) {
+      const ResidencyKind weights = placement.units[unit].weights;
+      if (weights == kind || (is_gathered(kind) && is_gathered(weights))) by_unit_[unit] = residency.get();
+    }
     kinds_.push_back(std::move(residency));
   };
   serve(ResidencyKind::resident, std::make_unique<ResidentWeights>(on_device_));
   serve(ResidencyKind::streamed,
-        std::make_unique<WeightStream>(device, layout, on_device_, units_of(residencies, ResidencyKind::streamed),
+        std::make_unique<WeightStream>(device, layout, on_device_, units_of(placement, ResidencyKind::streamed),
                                        owners.final_weights));
   serve(ResidencyKind::from_masters, std::make_unique<WeightsFromMasters>(on_device_, owners.cast_masters));
   serve(ResidencyKind::gathered,
-        std::make_unique<GatheredWeights>(device, layout, on_device_, buckets, residencies, owners.gathers));
+        std::make_unique<GatheredWeights>(device, layout, on_device_, buckets, placement.units, owners.gathers));
   serve(ResidencyKind::callers,
-        std::make_unique<CallerWeights>(device, layout, on_device_, units_of(residencies, ResidencyKind::callers)));
+        std::make_unique<CallerWeights>(device, layout, on_device_, units_of(placement, ResidencyKind::callers)));
 }
 
 void UnitWeights::prefetch() const {

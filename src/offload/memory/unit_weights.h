@@ -13,7 +13,7 @@
 #include "offload/memory/weights_from_masters.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/pass_order.h"
-#include "offload/schedule/residency.h"
+#include "offload/schedule/placement.h"
 
 namespace so {
 
@@ -26,10 +26,9 @@ struct WeightOwners {
 
 class UnitWeights {
  public:
-  // `places`: DeviceWeights'. `order`: of the passes that are to come. `buckets` outlive this.
+  // `places`: DeviceWeights'. `buckets` outlive this.
   UnitWeights(Device& device, const ParameterLayout& layout, DType dtype, std::span<const WeightPlace> places,
-              std::span<const ResidencyKind> residencies, std::span<const Bucket> buckets, const WeightOwners& owners,
-              PassOrder order);
+              const Placement& placement, std::span<const Bucket> buckets, const WeightOwners& owners);
 
   WeightResidency& of(int unit) const { return *by_unit_[static_cast<std::size_t>(unit)]; }
   // The unit that has this element.

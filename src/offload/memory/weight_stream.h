@@ -1,7 +1,7 @@
 // Weights that do not stay on the device: where they lie in host memory, and their way to the device ahead of each use.
 //
 // A pass meets units in order (schedule/pass_order.h). Streamed units take places of device memory in turn
-// (streamed_units.h), so while one is worked with, the next in that order arrives in the other place. What is on the
+// (Counts), so while one is worked with, the next in that order arrives in the other place. What is on the
 // device is only a copy: nothing goes back.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include "offload/memory/device_weights.h"
 #include "offload/memory/weight_residency.h"
 #include "offload/schedule/parameter_layout.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 
 namespace so {
 
@@ -24,7 +24,7 @@ class WeightStream final : public WeightResidency {
   // the large ones, the host would wait for its staging ring.
   static constexpr std::int64_t piece_bytes = std::int64_t{64} << 20;
 
-  // `streamed`: by unit. `weights` has a slot for each of them (weight_slots()), and outlives this. Host
+  // `streamed`: by unit. `weights` has a slot for each of them (turns_of()), and outlives this. Host
   // memory is pinned, booked as "streamed weights"; contents are unspecified until written. `final_weights`: whether
   // the host memory of a unit holds what its next use shall find; never waits.
   WeightStream(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,

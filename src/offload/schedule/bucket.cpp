@@ -7,10 +7,6 @@
 
 namespace so {
 
-std::string_view name_of(Owner owner) {
-  return owner == Owner::host ? "host" : owner == Owner::device ? "device" : "nobody";
-}
-
 std::string_view name_of(BucketState state) {
   constexpr std::array<std::string_view, bucket_states> names = {
       "idle", "landing", "deferred", "speculated", "previewed", "owing", "committed", "discarded", "returning"};
@@ -44,11 +40,10 @@ void Bucket::redo() { move(BucketState::deferred, {BucketState::discarded}, "red
 void Bucket::depart() { move(BucketState::returning, {BucketState::committed, BucketState::discarded}, "depart"); }
 void Bucket::settle() { move(BucketState::idle, {BucketState::returning, BucketState::discarded}, "settle"); }
 
-std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, int device_units,
-                                 bool within_units) {
+std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements,
+                                 std::span<const UnitPlacement> units, bool within_units) {
   SO_CHECK(elements > 0 && elements % ParameterLayout::alignment == 0, "bucket of {} elements", elements);
-  SO_CHECK(device_units >= 0 && device_units <= layout.units(), "{} units of {} for the device", device_units,
-           layout.units());
+  SO_CHECK(static_cast<int>(units.size()) == layout.units(), "owners of {} of {} units", units.size(), layout.units());
   std::vector<Bucket> buckets;
   Range open{0, 0};
   Owner owner = Owner::host;
@@ -60,7 +55,7 @@ std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t ele
   for (int unit = 0; unit < layout.units(); ++unit) {
     if (within_units) close(layout.unit_range(unit).begin);
     for (const auto& [range, trained] : layout.stretches(unit)) {
-      const Owner wanted = !trained ? Owner::nobody : unit < device_units ? Owner::device : Owner::host;
+      const Owner wanted = trained ? units[static_cast<std::size_t>(unit)].owner : Owner::nobody;
       if (wanted != owner) close(range.begin);
       owner = wanted;
       if (range.end - open.begin <= elements) continue;  // joins the open bucket

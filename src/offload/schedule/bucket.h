@@ -3,18 +3,15 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "offload/schedule/parameter_layout.h"
+#include "offload/schedule/placement.h"
 #include "optim/adamw.h"
 
 namespace so {
-
-// Who keeps and updates the bucket's optimizer state: the host's threads in host memory, or the device in its own.
-// `nobody` marks a bucket of frozen parameters: it has weights only, where its unit has them, and stays idle.
-enum class Owner : std::uint8_t { host, device, nobody };
-std::string_view name_of(Owner owner);
 
 // The states of a bucket within an optimizer step. The verdict is the decision, after the whole backward pass, whether
 // the step stands, stands clipped, or is skipped. A device-owned bucket is never speculated, previewed or owing.
@@ -75,7 +72,7 @@ class Bucket {
 // Cuts the flat range into buckets of at most `elements` (a multiple of ParameterLayout::alignment), first at unit
 // boundaries where they fall well, finer where a unit is larger than a bucket. In order, without gaps. Frozen
 // parameters belong to nobody; no bucket has two owners, and none parts of two units if `within_units`.
-std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, int device_units,
-                                 bool within_units = false);
+std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements,
+                                 std::span<const UnitPlacement> units, bool within_units = false);
 
 }  // namespace so

@@ -1,6 +1,7 @@
 #include "plan/memory/state_memory.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -12,9 +13,7 @@
 #include "model/text_generator.h"
 #include "offload/engine.h"
 #include "offload/memory/master_copies.h"
-#include "offload/schedule/gathered_units.h"
-#include "offload/schedule/owner_split.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 #include "offload/schedule/unit_places.h"
 #include "offload/sequence_group.h"
 #include "ranks/communicator.h"
@@ -77,30 +76,27 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
                 nccl ? (shape.sequence > 1 ? 2 : 1) : 0);
   state.memory.add_beside(MemoryKind::device, "page tables",
                           page_table_bytes(*machine.backend, state.memory.total(MemoryKind::pinned)));
-  state.undo_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
-                                     [&](const Bucket& bucket) { return bucket.on_host(); });
+  state.undo_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(), std::mem_fn(&Bucket::on_host));
   return state;
 }
 
-StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype) {
-  const std::vector<bool> streamed = streamed_units(layout.units(), device_units, count);
-  const std::vector<int> places = weight_slots(residency_kinds(layout, device_units, ResidencyKind::resident, count));
-  std::vector<std::int64_t> sizes(streamed.size());  // of the host's units, in elements
+StreamedWeights streamed_weights(const ParameterLayout& layout, const Placement& placement, DType dtype) {
+  const std::vector<int> places = turns_of(placement).weights;
+  std::vector<std::int64_t> sizes(places.size());  // of the host's units, in elements
   std::int64_t on_host = 0;
-  for (int unit = device_units; unit < layout.units(); ++unit) {
-    const auto u = static_cast<std::size_t>(unit);
-    sizes[u] = layout.unit_range(unit).size();
-    if (streamed[u]) on_host += sizes[u];
+  for (int unit = 0; unit < layout.units(); ++unit) {
+    if (!placement.on_host(unit)) continue;
+    const std::int64_t size = sizes[static_cast<std::size_t>(unit)] = layout.unit_range(unit).size();
+    if (placement.unit(unit).weights == ResidencyKind::streamed) on_host += size;
   }
   const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements) * size_of(dtype); };
   return {.device_bytes = bytes(lay_out(sizes, places).size), .host_bytes = bytes(on_host)};
 }
 
-std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings, int ranks) {
-  SO_CHECK(settings.gathered > 0 && ranks > 1, "{} units gathered from {} ranks", settings.gathered, ranks);
-  const std::vector<bool> in_slices = gathered_units(layout.units(), settings.gathered);
-  const std::vector<ResidencyKind> residencies = residencies_of_units(layout, settings);
-  const GradientPlaces places = gradient_places(layout, settings, ranks);
+std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings) {
+  const Placement& placement = settings.placement;
+  SO_CHECK(placement.gathered() > 0, "none of {} units gathered", layout.units());
+  const Turns turns = turns_of(placement);
   // Elements of units with places of their own, and of the places that the others take in turn.
   const auto held = [&](const std::vector<int>& slots, const auto& unit_size) {
     std::vector<std::int64_t> sizes;
@@ -116,23 +112,23 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
   // Elements of a unit's slices, of all that are gathered, and of the trained ones. Where the model writes gradients in
   // another format than sums have, all units have slices of them.
   const DType gradients = settings.formats.gradients, sums = settings.formats.rank_sums;
-  std::vector<std::int64_t> weight_slices(in_slices.size()), gradient_slices(in_slices.size());
-  std::vector<std::int64_t> masters(in_slices.size());  // of the host, that travel
-  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.device_units, true)) {
+  std::vector<std::int64_t> weight_slices(placement.units.size()), gradient_slices(weight_slices.size());
+  std::vector<std::int64_t> masters(weight_slices.size());  // of the host, that travel
+  for (const Bucket& bucket : make_buckets(layout, placement.bucket_elements, placement.units, true)) {
     const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
-    const std::int64_t slice = ShardMap(bucket.range().size(), ranks).slice(0).size();
-    if (residencies[unit] == ResidencyKind::gathered) weight_slices[unit] += slice;
-    if (bucket.on_host() && residencies[unit] == ResidencyKind::gathered_from_masters) masters[unit] += slice;
-    if (!bucket.frozen() && (gradients != sums || places.sliced[unit])) gradient_slices[unit] += slice;
+    const std::int64_t slice = ShardMap(bucket.range().size(), placement.ranks).slice(0).size();
+    const UnitPlacement& row = placement.units[unit];
+    if (row.weights == ResidencyKind::gathered) weight_slices[unit] += slice;
+    if (bucket.on_host() && row.weights == ResidencyKind::gathered_from_masters) masters[unit] += slice;
+    if (!bucket.frozen() && (gradients != sums || row.sliced)) gradient_slices[unit] += slice;
   }
   const std::size_t weights =
-      held(in_turn(in_slices, gather_places), all) +
+      held(turns.weights, all) +
       static_cast<std::size_t>(std::accumulate(weight_slices.begin(), weight_slices.end(), std::int64_t{0}));
   const std::size_t on_their_way = MasterCopies::device_bytes(*std::max_element(masters.begin(), masters.end()));
   return on_their_way + weights * size_of(settings.formats.weights) +
-         held(places.slots, with_gradients) * size_of(gradients) +
-         size_of(sums) *
-             held(places.slice_slots, [&](int unit) { return gradient_slices[static_cast<std::size_t>(unit)]; });
+         held(turns.gradients, with_gradients) * size_of(gradients) +
+         size_of(sums) * held(turns.slices, [&](int unit) { return gradient_slices[static_cast<std::size_t>(unit)]; });
 }
 
 void add_libraries(MemoryPlan& plan, const Backend& backend, DType activations, int host_threads, int nccl_users) {
@@ -154,10 +150,10 @@ struct HeldByARank {
   std::size_t whole_weights = 0, weight_slices = 0, gradients = 0;
 };
 HeldByARank held_by_a_rank(const ParameterLayout& layout, int ranks, int gathered) {
-  const std::vector<bool> in_slices = gathered_units(layout.units(), gathered);
+  const std::vector<UnitPlacement> units = make_rows(trained_units(layout), ranks, {.gathered_units = gathered});
   HeldByARank held;
   for (int unit = 0; unit < layout.units(); ++unit) {
-    const bool sliced = in_slices[static_cast<std::size_t>(unit)];
+    const bool sliced = units[static_cast<std::size_t>(unit)].sliced;
     const auto holders = static_cast<std::size_t>(sliced ? ranks : 1);
     (sliced ? held.weight_slices : held.whole_weights) +=
         static_cast<std::size_t>(layout.unit_range(unit).size()) / holders;

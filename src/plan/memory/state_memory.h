@@ -27,15 +27,15 @@ struct RunState {
 RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                     const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin);
 
-// The memory of weights if `count` units stream, without the inner units of the device, whose weights may be transient.
+// The memory of weights of the host's units.
 struct StreamedWeights {
   std::size_t device_bytes = 0, host_bytes = 0;
 };
-StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype);
+StreamedWeights streamed_weights(const ParameterLayout& layout, const Placement& placement, DType dtype);
 
 // The bytes of weights and gradients on the device of the first of several ranks, whose slices are the longest, if
-// `settings.gathered` units are gathered, at least one.
-std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings, int ranks);
+// units are gathered, at least one.
+std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings);
 
 // The least that weights, gradients and one of `ranks` slices of the optimizer state take in these formats, if up to
 // `gathered` units may be gathered. A lower bound; the plan proper is exact.

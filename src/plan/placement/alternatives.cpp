@@ -10,8 +10,7 @@
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/quantities.h"
-#include "offload/schedule/gathered_units.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 
 namespace so {
 namespace {
@@ -154,7 +153,7 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const ChosenPla
       for (const std::int64_t n : few(most_gathered_units(units), own.gathered_units)) {
         Residency r = own;
         r.gathered_units = static_cast<int>(n);
-        if (!is_possible(in, r)) r.device_weights = r.host_weights = ResidencyKind::resident;
+        if (!is_possible(in, r)) r.cast_weights = r.send_masters = false;
         const std::string what = fmt::format("{} of {} units gathered", n, units);
         if (r == own)
           add(play(in, what, d, plan.keep, plan.undo_buckets, r), true);

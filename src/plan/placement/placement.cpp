@@ -13,8 +13,7 @@
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/quantities.h"
-#include "offload/schedule/gathered_units.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 
 namespace so {
 namespace {

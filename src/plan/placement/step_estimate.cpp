@@ -6,9 +6,7 @@
 #include <utility>
 
 #include "base/host_memory.h"
-#include "offload/schedule/gathered_units.h"
-#include "offload/schedule/gradient_places.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 #include "plan/simulate/device_program.h"
 
 namespace so {
@@ -78,13 +76,12 @@ const StepEstimate& KnownSteps::estimate(const SimulatedRun& run) {
 double host_elements(const SimulatedRun& run) {
   double n = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u)
-    if (run.on_host(static_cast<int>(u))) n += static_cast<double>(run.units[u].elements);
+    if (run.placement.on_host(static_cast<int>(u))) n += static_cast<double>(run.units[u].elements);
   return n;
 }
 
 double least_seconds(const SimulatedRun& run) {
-  const std::vector<bool> streams =
-      streamed_units(static_cast<int>(run.units.size()), run.device_units, run.streamed_units);
+  const Placement& placement = run.placement;
   const auto micro_batches = static_cast<double>(run.micro_batches);
   // A forward pass brings all that streams or is gathered; in the passes that follow, what is still there is not
   // brought again.
@@ -92,32 +89,31 @@ double least_seconds(const SimulatedRun& run) {
     const double again = units == 0 ? 0 : 1 - static_cast<double>(std::min(places, units)) / units;
     return 1 + (2 * micro_batches - 1) * again;
   };
-  const double copies = copies_of(run.streamed_units, stream_places),
-               gather_copies = copies_of(run.gathered_units, gather_places);
-  const std::vector<bool> in_slices = gathered_units(static_cast<int>(run.units.size()), run.gathered_units);
-  const GradientPlaces gradients = gradient_places_of(run);
+  const double copies = copies_of(placement.count(ResidencyKind::streamed), stream_places),
+               gather_copies = copies_of(placement.gathered(), gather_places);
   double pass = 0, to_device = 0, reduce = 0, gather = 0, sums = 0;
   int moved = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
+    const UnitPlacement& row = placement.units[u];
     const auto elements = static_cast<double>(run.units[u].elements),
                weights = elements + static_cast<double>(run.units[u].frozen);
     pass += run.units[u].first_forward();
-    reduce += (gradients.sliced[u] ? micro_batches : 1) * run.units[u].reduce;
-    gather += (in_slices[u] ? gather_copies : 1) * run.units[u].gather;
-    if (gradients.moving[u] >= 0 && static_cast<int>(u) >= run.first_trained_unit)
+    reduce += (row.sliced ? micro_batches : 1) * run.units[u].reduce;
+    gather += (is_gathered(row.weights) ? gather_copies : 1) * run.units[u].gather;
+    if (row.moved && static_cast<int>(u) >= run.first_trained_unit)
       sums += elements * run.sum_bytes * (micro_batches - 1), ++moved;
-    if (run.on_host(static_cast<int>(u)))
-      to_device += streams[u]                                           ? weights * copies * run.stream_bytes
-                   : sends_masters(run, in_slices, static_cast<int>(u)) ? elements * 4 * gather_copies
-                                                                        : elements * run.weight_bytes;
+    if (row.owner == Owner::host)
+      to_device += row.weights == ResidencyKind::streamed                ? weights * copies * run.stream_bytes
+                   : row.weights == ResidencyKind::gathered_from_masters ? elements * 4 * gather_copies
+                                                                         : elements * run.weight_bytes;
   }
   pass += backward_seconds_of(run);
   // The sum of a unit that has its slot alone stays there.
-  if (moved >= 2 * (has_collectives(run) ? slice_slots : gradient_slots)) to_device += sums;
+  if (moved >= 2 * (placement.ranks > 1 ? slice_slots : gradient_slots)) to_device += sums;
   const double owned = host_elements(run), to_host = owned * run.gradient_bytes + sums;
   const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
   const double all = run.device_update + micro_batches * pass;
-  if (run.update_over_link) {
+  if (placement.over_link) {
     // Whatever share of it the link takes, it and the host can do no more than each alone, and no update takes less.
     const double over_link = 2 * run.state_bytes;
     return std::max({all, reduce, gather, owned / (run.host_adamw / update + run.link_both / over_link),
@@ -143,21 +139,29 @@ bool is_possible(const PlacementInputs& in, Residency residency) {
   return residency.gathered_units > 0 || (!residency.casts_weights() && !residency.sends_masters());
 }
 
+Placement place(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t spare_buckets,
+                Residency residency) {
+  std::vector<Trained> trained;
+  for (const UnitWork& unit : in.units)
+    trained.push_back(unit.elements == 0 ? Trained::none : unit.frozen_elements == 0 ? Trained::all : Trained::some);
+  const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
+  return {.units = make_rows(trained, in.ranks, residency.counts(device_units), again.inputs),
+          .ranks = in.ranks,
+          .schedule = in.schedule,
+          .cast = in.cast,
+          .over_link = in.update_over_link,
+          .bucket_elements = own_part(in, in.bucket_elements),
+          .spare_buckets = spare_buckets};
+}
+
 SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
                            Residency residency) {
   const MachineRates& r = in.rates;
   const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
-  SimulatedRun run{.device_units = device_units,
-                   .streamed_units = residency.streamed_units,
-                   .gathered_units = residency.gathered_units,
+  SimulatedRun run{.placement = place(in, device_units, keep, undo_buckets, residency),
+                   .units = {},
                    .first_trained_unit = in.first_trained_unit,
-                   .move_gradients = residency.moves_gradients(),
-                   .send_masters = residency.sends_masters(),
-                   .schedule = in.schedule,
-                   .update_over_link = in.update_over_link,
                    .micro_batches = in.micro_batches,
-                   .bucket_elements = own_part(in, in.bucket_elements),
-                   .undo_buckets = undo_buckets,
                    .gradient_bytes = in.gradient_bytes,
                    .weight_bytes = in.weight_bytes,
                    .stream_bytes = in.stream_bytes,
@@ -168,7 +172,6 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                    .host_memory = r.host_memory,
                    .host_adamw = r.host_adamw,
                    .link_both = r.link_both};
-  const std::vector<bool> gathered = gathered_units(static_cast<int>(in.units.size()), residency.gathered_units);
   for (std::size_t u = 0; u < in.units.size(); ++u) {
     const UnitWork& unit = in.units[u];
     SimulatedUnit s{
@@ -179,28 +182,23 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                     exchange_seconds(r, unit.backward_exchanges, unit.backward_received),
         .reduce = reduce_seconds(in, unit.elements),
         .gather = gather_seconds(in, unit.elements + unit.frozen_elements),
-        .frozen = unit.frozen_elements,
-        .remade_input = !again.remade_inputs.empty() && again.remade_inputs[u]};
+        .frozen = unit.frozen_elements};
     // Copies of what is kept on the host go beside the unit's work.
     if (!again.link_bytes.empty()) {
       s.input_to_host = std::max(0.0, again.link_bytes[u] / r.link_to_host - s.forward);
       s.backward = std::max(s.backward, again.link_bytes[u] / r.link_to_device);
     }
-    if (residency.sends_masters() && run.on_host(static_cast<int>(u)) && gathered[u] && unit.frozen_elements == 0)
+    const UnitPlacement& row = run.placement.units[u];
+    if (row.weights == ResidencyKind::gathered_from_masters) {
       s.gather += static_cast<double>(s.elements) * (4 + in.stream_bytes) / r.device_memory;
-    if (!run.on_host(static_cast<int>(u))) {
-      const auto elements = static_cast<double>(unit.elements);
-      const bool stays = unit_stays(static_cast<int>(u), static_cast<int>(in.units.size()));
-      if (!stays && residency.casts_weights() && unit.frozen_elements == 0 && in.ranks == 1) {
-        const double cast = elements * (4 + in.weight_bytes) / r.device_memory;
-        s.forward += cast;
-        s.backward += cast;
-      } else if (residency.casts_weights() && unit.frozen_elements == 0 && gathered[u]) {
-        s.gather += static_cast<double>(s.elements) * (4 + in.stream_bytes) / r.device_memory;
-      }
+    } else if (row.weights == ResidencyKind::from_masters) {
+      const double cast = static_cast<double>(unit.elements) * (4 + in.weight_bytes) / r.device_memory;
+      s.forward += cast;
+      s.backward += cast;
+    }
+    if (row.owner == Owner::device)
       run.device_update +=
           static_cast<double>(s.elements) * full_bytes(in) / (r.efficiencies.device_adamw * r.device_memory);
-    }
     run.units.push_back(s);
   }
   return run;
@@ -243,7 +241,8 @@ std::int64_t wanted_undo_buckets(const PlacementInputs& in, int device_units, st
                       (2 * (in.state_bytes + in.gradient_bytes)),
                rate = quicker_host / update + (in.update_over_link ? link : 0);
   const double fillable = std::min(host_elements(run), backward_seconds_of(run) * rate);
-  return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(run.bucket_elements))));
+  return std::min(places,
+                  static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(run.placement.bucket_elements))));
 }
 
 // Returns what one place takes. State is pinned where it travels.

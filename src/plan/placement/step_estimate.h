@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "offload/schedule/residency.h"
+#include "offload/schedule/placement.h"
 #include "offload/schedule/schedule.h"
 #include "plan/machine/rates.h"
 #include "plan/placement/unit_work.h"
@@ -31,14 +31,22 @@ struct StateMemory {
 
 // Where the weights and gradients are that need not be whole on the device, to save its memory (offload/engine.h).
 struct Residency {
-  ResidencyKind device_weights = ResidencyKind::resident;          // of device-owned units
-  GradientResidency host_gradients = GradientResidency::resident;  // of host-owned units
+  bool cast_weights = false;    // Counts'
+  bool move_gradients = false;  // Counts'
   int streamed_units = 0;
-  int gathered_units = 0;                                // of either owner, with several ranks, of which none stream
-  ResidencyKind host_weights = ResidencyKind::resident;  // of gathered host-owned units
-  bool casts_weights() const { return device_weights == ResidencyKind::from_masters; }
-  bool sends_masters() const { return host_weights == ResidencyKind::from_masters; }
-  bool moves_gradients() const { return host_gradients == GradientResidency::moved; }
+  int gathered_units = 0;     // of either owner, with several ranks, of which none stream
+  bool send_masters = false;  // Counts'
+  bool casts_weights() const { return cast_weights; }
+  bool sends_masters() const { return send_masters; }
+  bool moves_gradients() const { return move_gradients; }
+  Counts counts(int device_units) const {
+    return {.device_units = device_units,
+            .streamed_units = streamed_units,
+            .gathered_units = gathered_units,
+            .cast_weights = cast_weights,
+            .send_masters = send_masters,
+            .move_gradients = move_gradients};
+  }
   bool operator==(const Residency&) const = default;
 };
 
@@ -101,7 +109,7 @@ struct PlacementInputs {
   double sum_bytes = 4;                         // an element of gradients as the model writes and adds them up
   double rank_sum_bytes = 4;                    // an element of their sum over ranks
   CastSide cast = CastSide::host;               // which the above are for
-  bool update_over_link = false;                // EngineSettings::update_over_link
+  bool update_over_link = false;                // Placement::over_link
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
   // The choices of what layers keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
@@ -123,6 +131,10 @@ struct PlacementInputs {
   // The words of an Error: the device's name, and advice for the device's memory and for the host's.
   std::string device_name, device_advice, host_advice;
 };
+
+// The placement of such a run; a rank's buckets are slices of those that are asked for.
+Placement place(const PlacementInputs& inputs, int device_units, std::int64_t keep, std::int64_t spare_buckets,
+                Residency residency);
 
 // Whether there is such a residency: with several ranks only weights that are gathered can be made of masters, of which
 // each rank has slices.

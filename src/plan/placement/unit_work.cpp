@@ -200,7 +200,7 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
   const auto first_backward =
       std::find_if(backward.begin(), backward.end(), [](const UnitBackward& unit) { return unit.runs; });
   keep = kept_by_layer(keep, spec.layers, static_cast<int>(first_backward - backward.begin()));
-  Recomputation again{none, none, none, remade_inputs(keep)};
+  Recomputation again{none, none, none, unit_inputs(keep)};
   for (std::size_t layer = 0; layer < keep.size(); ++layer) {
     const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
     if (keep[layer] == Keep::all || (!backward.empty() && !backward[unit].runs)) continue;

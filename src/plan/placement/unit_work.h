@@ -35,9 +35,7 @@ struct Recomputation {
   std::vector<double> flops;         // by unit
   std::vector<double> device_bytes;  // by unit: what memory-bound work reads and writes
   std::vector<double> link_bytes;    // by unit: of what is kept in host memory, to there and back; empty: none
-  // By unit: whether its input is made again (offload/schedule/pass_order.h), by forward passes that are not counted
-  // above; empty: none.
-  std::vector<bool> remade_inputs;
+  std::vector<Input> inputs;         // by unit; forward passes that run again for those that are remade are not counted
 };
 
 // Returns the work of one micro-batch with documents at these offsets. FLOPs are those of a large dense product that

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
-#include "offload/schedule/gathered_units.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 
 namespace so {
 namespace {
@@ -15,8 +15,8 @@ constexpr std::int64_t most_micro_batches = 4;  // that are played one by one
 template <int places>
 class PlaceTurns {
  public:
-  explicit PlaceTurns(const std::vector<bool>& units) {
-    for (const bool has : units) numbers_.push_back(has ? count_++ : -1);
+  PlaceTurns(int units, const std::function<bool(int unit)>& takes_turns) {
+    for (int unit = 0; unit < units; ++unit) numbers_.push_back(takes_turns(unit) ? count_++ : -1);
   }
   struct Before {
     int use = -1;        // of its place; -1: none
@@ -41,26 +41,8 @@ class PlaceTurns {
 
 }  // namespace
 
-bool has_collectives(const SimulatedRun& run) {
-  return std::any_of(run.units.begin(), run.units.end(),
-                     [](const SimulatedUnit& unit) { return unit.reduce > 0 || unit.gather > 0; });
-}
-
-GradientPlaces gradient_places_of(const SimulatedRun& run) {
-  std::vector<bool> trained;
-  for (const SimulatedUnit& unit : run.units) trained.push_back(unit.elements > 0);
-  return gradient_places(trained, run.device_units, run.move_gradients, run.gathered_units, has_collectives(run));
-}
-
-bool sends_masters(const SimulatedRun& run, const std::vector<bool>& gathered, int unit) {
-  const auto u = static_cast<std::size_t>(unit);
-  return run.send_masters && run.on_host(unit) && gathered[u] && run.units[u].frozen == 0;
-}
-
 std::vector<BackwardStep> backward_steps_of(const SimulatedRun& run) {
-  std::vector<bool> remade;
-  for (const SimulatedUnit& unit : run.units) remade.push_back(unit.remade_input);
-  return backward_steps(static_cast<int>(run.units.size()), run.first_trained_unit, remade);
+  return backward_steps(static_cast<int>(run.units.size()), run.first_trained_unit, run.placement.remade_inputs());
 }
 
 double backward_seconds_of(const SimulatedRun& run) {
@@ -72,30 +54,30 @@ double backward_seconds_of(const SimulatedRun& run) {
   return seconds;
 }
 
-DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed) {
+DeviceProgram make_device_program(const SimulatedRun& run) {
   DeviceProgram program;
   const int units = static_cast<int>(run.units.size());
-  const std::vector<bool> gathered = gathered_units(units, run.gathered_units);
-  const bool several_ranks = has_collectives(run);
-  const std::vector<bool> sliced = gradient_places_of(run).sliced;
+  const bool several_ranks = run.placement.ranks > 1;
+  const auto streams = [&](int unit) { return run.placement.unit(unit).weights == ResidencyKind::streamed; };
+  const auto gathered = [&](int unit) { return is_gathered(run.placement.unit(unit).weights); };
   const std::vector<BackwardStep> backward = backward_steps_of(run);
   for (const SimulatedUnit& unit : run.units) program.pass_seconds += unit.first_forward();
   program.pass_seconds += backward_seconds_of(run);
   for (const BackwardStep& step : backward)
-    if (const auto u = static_cast<std::size_t>(step.unit); sliced[u] && !step.forward_again)
-      program.pass_collectives += run.units[u].reduce;
+    if (run.placement.unit(step.unit).sliced && !step.forward_again)
+      program.pass_collectives += run.units[static_cast<std::size_t>(step.unit)].reduce;
   int turn = 0;
-  PlaceTurns<stream_places> stream_turns(streamed);
-  PlaceTurns<gather_places> gather_turns(gathered);
+  PlaceTurns<stream_places> stream_turns(units, streams);
+  PlaceTurns<gather_places> gather_turns(units, gathered);
   const auto op = [&](DeviceOp o, bool first_pass, bool again = false) {
     const SimulatedUnit& u = run.units[static_cast<std::size_t>(o.unit)];
     o.seconds = o.work == SimulatedWork::backward ? u.backward : again ? u.forward : u.first_forward();
-    if (streamed[static_cast<std::size_t>(o.unit)]) {
+    if (streams(o.unit)) {
       o.use = static_cast<int>(program.uses.size());
       const auto before = stream_turns.use(o.unit, o.use);
       program.uses.push_back({o.unit, before.use, before.there, first_pass});
     }
-    const bool in_slices = gathered[static_cast<std::size_t>(o.unit)];
+    const bool in_slices = gathered(o.unit);
     if (several_ranks && (in_slices || first_pass)) {
       o.gather = static_cast<int>(program.gathers.size());
       GatherUse use{.unit = o.unit, .waits = first_pass};

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/schedule/gradient_places.h"
 #include "offload/schedule/pass_order.h"
 #include "plan/simulate/simulator.h"
 
@@ -46,16 +45,11 @@ struct DeviceProgram {
   double pass_collectives = 0;     // seconds of collectives, of a micro-batch but the first and the last
 };
 
-// Whether a run has several ranks.
-bool has_collectives(const SimulatedRun& run);
-GradientPlaces gradient_places_of(const SimulatedRun& run);
 std::vector<BackwardStep> backward_steps_of(const SimulatedRun& run);
 // Returns the device's seconds from the head's backward pass on, forward passes that run again included.
 double backward_seconds_of(const SimulatedRun& run);
-// Whether the rank's slice of the unit's master weights goes to the device for each gather. `gathered`: by unit.
-bool sends_masters(const SimulatedRun& run, const std::vector<bool>& gathered, int unit);
 
-// `streamed`: by unit. Of many micro-batches a few are played one by one, the others at once.
-DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed);
+// Of many micro-batches a few are played one by one, the others at once.
+DeviceProgram make_device_program(const SimulatedRun& run);
 
 }  // namespace so

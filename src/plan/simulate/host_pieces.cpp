@@ -10,11 +10,11 @@ constexpr std::int64_t most_pieces = 192;  // of all that the host owns, and one
 std::vector<Bucket> make_pieces(const SimulatedRun& run) {
   std::int64_t begin = 0, owned = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u)
-    (run.on_host(static_cast<int>(u)) ? owned : begin) += run.units[u].elements;
-  const std::int64_t target = std::max({std::int64_t{1}, run.bucket_elements, owned / most_pieces});
+    (run.placement.on_host(static_cast<int>(u)) ? owned : begin) += run.units[u].elements;
+  const std::int64_t target = std::max({std::int64_t{1}, run.placement.bucket_elements, owned / most_pieces});
   std::vector<Bucket> pieces;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
-    if (!run.on_host(static_cast<int>(u))) continue;
+    if (!run.placement.on_host(static_cast<int>(u))) continue;
     const std::int64_t elements = run.units[u].elements, count = (elements + target - 1) / target;
     for (std::int64_t i = 0; i < count; ++i)
       pieces.emplace_back(static_cast<int>(pieces.size()),
@@ -30,7 +30,7 @@ HostPieces::HostPieces(const SimulatedRun& run) : pieces_(make_pieces(run)) {
   std::size_t piece = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     first_of_.push_back(static_cast<int>(piece));
-    std::int64_t left = run.on_host(static_cast<int>(u)) ? run.units[u].elements : 0;
+    std::int64_t left = run.placement.on_host(static_cast<int>(u)) ? run.units[u].elements : 0;
     while (left > 0) left -= pieces_[piece++].range().size();
     while (unit_of_.size() < piece) unit_of_.push_back(static_cast<int>(u));
   }

@@ -1,6 +1,5 @@
 #include <utility>
 
-#include "offload/schedule/gathered_units.h"
 #include "plan/simulate/step_play.h"
 
 namespace so {
@@ -30,10 +29,10 @@ bool StepPlay::start_gather() {
   // The place is free when the use that had it is done.
   if (turns_done_ <= use.after) return went_on;
   if (use.waits) {
-    if (use.unit < run_.device_units && next_op_ < program_.ops.size() &&
+    if (placement().on_device(use.unit) && next_op_ < program_.ops.size() &&
         program_.ops[next_op_].work == SimulatedWork::device_update)
       return went_on;
-    if (run_.schedule == Schedule::synchronous && !schedule_.finished()) return went_on;
+    if (placement().schedule == Schedule::synchronous && !schedule_.finished()) return went_on;
     if (!has_final_weights(use.unit) || !pieces_.all_of(use.unit, [&](int i) { return on_the_way_[at(i)] == 0; }))
       return went_on;
   }

@@ -13,14 +13,14 @@ bool StepPlay::may_start(const DeviceOp& op) {
   if (op.unit < 0) return true;
   if (op.work == SimulatedWork::forward && op.first) {
     if (needed_at_[at(op.unit)] < 0) needed_at_[at(op.unit)] = phase_;
-    if (run_.schedule == Schedule::synchronous && op.unit == 0 && !schedule_.finished())
+    if (placement().schedule == Schedule::synchronous && op.unit == 0 && !schedule_.finished())
       return wait_for(WaitReason::host);
     if (!has_final_weights(op.unit)) return wait_for(WaitReason::host);
     if (!pieces_.all_of(op.unit, [&](int i) { return on_the_way_[at(i)] == 0; })) return wait_for(WaitReason::link);
   }
   if (op.gather >= gathers_done_) {
     for_collective_ = true;
-    return wait_for(gathered_[at(op.unit)] ? WaitReason::stream : WaitReason::link);
+    return wait_for(is_gathered(placement().unit(op.unit).weights) ? WaitReason::stream : WaitReason::link);
   }
   if (op.use >= uses_there_) return wait_for(WaitReason::stream);
   if (op.work == SimulatedWork::backward) {
@@ -103,7 +103,7 @@ void StepPlay::finish_device() {
   if (op.work == SimulatedWork::device_update) phase_ = 0;
   if (op.gather >= 0 && program_.gathers[at(op.gather)].turn >= 0) ++turns_done_;
   if (op.work != SimulatedWork::backward) return;
-  if (several_ranks_ && (op.last || gradients_.sliced[at(op.unit)]))
+  if (several_ranks_ && (op.last || placement().unit(op.unit).sliced))
     reductions_.push_back({op.unit, op.first, op.last});
   if (op.last && !several_ranks_) landed(op.unit);
   if (slot_of(op.unit) >= 0 && !several_ranks_) leave_slot(op.unit, op.first, op.last);
@@ -119,7 +119,7 @@ void StepPlay::landed(int unit) {
   landed_at_[at(unit)] = phase_;
   for (Bucket* piece : schedule_.landing_order(pieces_.of(unit))) {
     schedule_.landed(*piece);
-    if (run_.move_gradients) fetch(piece->index(), run_.gradient_bytes);
+    if (moves_) fetch(piece->index(), run_.gradient_bytes);
   }
 }
 

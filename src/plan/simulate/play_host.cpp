@@ -17,10 +17,10 @@ constexpr double reading_share = 0.7;
 }  // namespace
 
 std::int64_t StepPlay::count_places() const {
-  const auto count =
-      static_cast<std::int64_t>(static_cast<double>(run_.undo_buckets) * static_cast<double>(run_.bucket_elements) /
-                                static_cast<double>(pieces_.largest()) * (1 + 1e-9));
-  return run_.schedule == Schedule::synchronous ? 0 : std::min(count, static_cast<std::int64_t>(pieces_.size()));
+  const auto count = static_cast<std::int64_t>(static_cast<double>(placement().spare_buckets) *
+                                               static_cast<double>(placement().bucket_elements) /
+                                               static_cast<double>(pieces_.largest()) * (1 + 1e-9));
+  return placement().schedule == Schedule::synchronous ? 0 : std::min(count, static_cast<std::int64_t>(pieces_.size()));
 }
 
 StepTimes StepPlay::times() const {
@@ -69,7 +69,7 @@ const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
   facts.streamed = streamed_elements_;
   facts.undo_places = place_count_;
   facts.micro_batches = run_.micro_batches;
-  facts.previews = !run_.send_masters;
+  facts.previews = !placement().makes_from_masters(Owner::host);
   facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
   answers_.push_back({measured, shares_, policy_->choose(facts)});
   return answers_.back().choice;
@@ -100,7 +100,7 @@ bool StepPlay::start_host() {
     while (in_hand_.size() < HostSchedule::hands) {
       const int index = schedule_.take();
       if (index < 0) break;
-      if (schedule_.task_of(index) != HostTask::adopt && !run_.move_gradients) fetch(index, run_.gradient_bytes);
+      if (schedule_.task_of(index) != HostTask::adopt && !moves_) fetch(index, run_.gradient_bytes);
       in_hand_.push_back(index);
     }
     if (in_hand_.empty()) {
@@ -140,7 +140,7 @@ void StepPlay::finish_host() {
   }
   if (task_ == HostTask::speculate) step_.speculated += elements;
   if (task_ == HostTask::preview) step_.previewed += elements;
-  if (const int unit = pieces_.unit_of(piece); (first || whole) && !streamed_[at(unit)] && !sends_masters(unit)) {
+  if (const int unit = pieces_.unit_of(piece); (first || whole) && !streams(unit) && !sends_masters(unit)) {
     ++on_the_way_[at(piece)];
     sends_.push_back({piece, now_});
   }

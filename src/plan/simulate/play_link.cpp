@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "offload/schedule/streamed_units.h"
 #include "plan/simulate/step_play.h"
 
 namespace so {
@@ -82,7 +81,7 @@ bool StepPlay::start_to_device() {
 }
 
 bool StepPlay::start_over_link() {
-  if (!run_.update_over_link || link_.busy) return false;
+  if (!placement().over_link || link_.busy) return false;
   bool went_on = false;
   if (link_.item < 0) {
     link_.item = schedule_.take(Updater::link);
@@ -92,8 +91,8 @@ bool StepPlay::start_over_link() {
   link_task_ = schedule_.begin(link_.item);
   const int unit = pieces_.unit_of(link_.item);
   // Weights alone take their state one way, at half of both ways' rate.
-  const double bytes = 2 * run_.state_bytes + (run_.move_gradients ? run_.gradient_bytes : 0) +
-                       (streamed_[at(unit)] && link_task_ != HostTask::follow ? run_.weight_bytes : 0);
+  const double bytes = 2 * run_.state_bytes + (moves_ ? run_.gradient_bytes : 0) +
+                       (streams(unit) && link_task_ != HostTask::follow ? run_.weight_bytes : 0);
   start(link_, link_.item, weigh(link_.item, bytes),
         {.lane = SimulatedLane::link, .work = SimulatedWork::over_link, .task = link_task_, .unit = unit});
   return true;

@@ -1,6 +1,6 @@
 // A discrete-event simulation of optimizer steps: the engine's own decisions (offload/schedule/host_schedule.h,
 // offload/schedule/update_policy.h) on a model of a machine. Four lanes work at once: the device, the link to the host,
-// the host's AdamW, and the link back. With `update_over_link` a fifth takes buckets' state to the device, which
+// the host's AdamW, and the link back. Where updates go over the link a fifth takes buckets' state to the device, which
 // updates it, and back; where gradients move it stands still while any go to the host. AdamW and the link's copies
 // share the bandwidth of the host's memory (host_bandwidth.h). The device goes through its units in order. Its waits
 // are recorded by what it waits for. Weights that stream come when all of their unit are final; if the device waits for
@@ -35,7 +35,7 @@
 
 #include "offload/schedule/host_schedule.h"
 #include "offload/schedule/overlap.h"
-#include "offload/schedule/schedule.h"
+#include "offload/schedule/placement.h"
 #include "offload/schedule/step_time.h"
 #include "offload/schedule/update_policy.h"
 #include "offload/schedule/wait_reason.h"
@@ -47,9 +47,8 @@ namespace so {
 struct SimulatedUnit {
   std::int64_t elements = 0;  // that are updated
   double forward = 0, backward = 0;
-  double reduce = 0, gather = 0;  // seconds of its collectives; 0 of all units: there is one rank
+  double reduce = 0, gather = 0;  // seconds of its collectives, where there are several ranks
   std::int64_t frozen = 0;        // weights beside `elements`, which stream with them
-  bool remade_input = false;      // its input is not kept, but made again
   // Seconds by which a forward pass takes longer since its input goes to the host; not one that runs again.
   double input_to_host = 0;
   double first_forward() const { return forward + input_to_host; }
@@ -58,20 +57,12 @@ struct SimulatedUnit {
 
 // The run to simulate, and the machine to simulate it on.
 struct SimulatedRun {
+  Placement placement;  // buckets are slices where there are several ranks
   std::vector<SimulatedUnit> units;
-  int device_units = 0;         // units before this one are the device's
-  int streamed_units = 0;       // offload/schedule/streamed_units.h
-  int gathered_units = 0;       // offload/schedule/gathered_units.h
-  int first_trained_unit = 0;   // no backward pass goes below it
-  bool move_gradients = false;  // to host memory as they come (offload/schedule/gradient_places.h)
-  bool send_masters = false;    // of gathered units that the host owns, to the device for each gather
-  double device_update = 0;     // seconds of the device for its own AdamW, after the verdict
-  Schedule schedule = Schedule::overlapped;
+  int first_trained_unit = 0;  // no backward pass goes below it
+  double device_update = 0;    // seconds of the device for its own AdamW, after the verdict
   Verdicts verdicts = Verdicts::stand;
-  bool update_over_link = false;  // EngineSettings::update_over_link
   std::int64_t micro_batches = 1;
-  std::int64_t bucket_elements = 0;  // at most
-  std::int64_t undo_buckets = 0;
   double gradient_bytes = 2, weight_bytes = 2;                   // an element, on the link and in the update
   double stream_bytes = 2;                                       // an element of weights that stream
   double sum_bytes = 4;                                          // an element of gradients that are added up
@@ -80,7 +71,6 @@ struct SimulatedRun {
   double host_adamw = std::numeric_limits<double>::infinity();   // of host_memory, what AdamW can use at most
   double link_both = std::numeric_limits<double>::infinity();    // of the link, both ways at once, added up
   auto operator<=>(const SimulatedRun&) const = default;
-  bool on_host(int unit) const { return unit >= device_units; }
 };
 
 struct SimulatedStep {

@@ -4,8 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "offload/schedule/gathered_units.h"
-#include "offload/schedule/streamed_units.h"
+#include "offload/schedule/placement.h"
 
 namespace so {
 namespace {
@@ -20,34 +19,32 @@ std::vector<std::int64_t> elements_of(const SimulatedRun& run) {
 
 StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
     : run_(std::move(run)),
-      policy_(policy                                   ? std::move(policy)
-              : run_.schedule == Schedule::synchronous ? make_synchronous_policy()
-                                                       : make_adaptive_policy()),
+      policy_(policy                                             ? std::move(policy)
+              : run_.placement.schedule == Schedule::synchronous ? make_synchronous_policy()
+                                                                 : make_adaptive_policy()),
       pieces_(run_),
       place_count_(count_places()),
       places_(place_count_),
       schedule_(pieces_.all(), places_),
-      streamed_(so::streamed_units(static_cast<int>(run_.units.size()), run_.device_units, run_.streamed_units)),
-      gathered_(so::gathered_units(static_cast<int>(run_.units.size()), run_.gathered_units)),
-      gradients_(gradient_places_of(run_)),
-      program_(make_device_program(run_, streamed_)),
+      turns_(turns_of(run_.placement)),
+      moves_(run_.placement.moves()),
+      program_(make_device_program(run_)),
       bandwidth_(run_.host_memory,
                  {run_.host_adamw, run_.link_to_host, run_.link_to_device,
                   2 * std::min(run_.link_to_host, run_.link_to_device)},
                  run_.link_both),
-      several_ranks_(has_collectives(run_)),
+      several_ranks_(run_.placement.ranks > 1),
       fetched_(pieces_.size(), true),
       on_the_way_(pieces_.size(), 0),
       shares_(PassShares::by_elements(elements_of(run_))) {
   SO_CHECK(run_.link_to_host > 0 && run_.link_to_device > 0 && run_.host_memory > 0 && run_.host_adamw > 0 &&
-               run_.link_both > 0 && run_.micro_batches > 0 && run_.bucket_elements > 0 &&
-               run_.device_units <= static_cast<int>(run_.units.size()),
+               run_.link_both > 0 && run_.micro_batches > 0 && placement().bucket_elements > 0 &&
+               placement().units.size() == run_.units.size(),
            "no machine to simulate");
-  SO_CHECK(several_ranks_ || run_.gathered_units == 0, "{} units gathered without collectives", run_.gathered_units);
   for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece) {
     const int unit = pieces_.unit_of(piece);
     if (sends_masters(unit)) schedule_.set_from_masters(pieces_[piece]);
-    streamed_elements_.push_back(streamed_[at(unit)] ? pieces_[piece].range().size() : 0);
+    streamed_elements_.push_back(streams(unit) ? pieces_[piece].range().size() : 0);
   }
 }
 
@@ -117,7 +114,7 @@ void StepPlay::advance() {
   const std::array<Lane*, bandwidth_users> all = lanes();
   // A GPU's copy engine stays with a stream as long as that has a copy ready. Gradients that move are enqueued as they
   // come, and state over the link piece by piece (offload/link_update.h), so it stands still beside them.
-  const bool link_stands_still = run_.move_gradients && to_host_.busy;
+  const bool link_stands_still = moves_ && to_host_.busy;
   std::size_t active = 0;
   for (std::size_t i = 0; i < bandwidth_users; ++i)
     if (all[i]->busy && !(link_stands_still && all[i] == &link_)) active |= std::size_t{1} << i;

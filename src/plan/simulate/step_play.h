@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "offload/schedule/gradient_places.h"
 #include "offload/schedule/host_schedule.h"
 #include "offload/schedule/pass_shares.h"
+#include "offload/schedule/placement.h"
 #include "offload/schedule/step_time.h"
 #include "offload/schedule/update_policy.h"
 #include "plan/simulate/device_program.h"
@@ -73,14 +73,16 @@ class StepPlay {
   void advance();
   void note(SimulatedSpan span, double began);  // until now
   bool has_final_weights(int unit) const;
+  const Placement& placement() const { return run_.placement; }
+  bool streams(int unit) const { return placement().unit(unit).weights == ResidencyKind::streamed; }
 
   // ---- The device (play_device.cpp) ----
   // Whether the device can go on; if not, `waits_for_` says for whom it waits.
   bool may_start(const DeviceOp& op);
   // The slot that the unit's gradient leaves when it moves; -1 of other units.
-  int slot_of(int unit) const { return gradients_.moving[at(unit)]; }
+  int slot_of(int unit) const { return turns_.moving[at(unit)]; }
   // The place of the gradient of a unit in slices, one of gradient_slots; -1 of other units.
-  int reduced_slot(int unit) const { return gradients_.sliced[at(unit)] ? gradients_.slots[at(unit)] : -1; }
+  int reduced_slot(int unit) const { return placement().unit(unit).sliced ? turns_.gradients[at(unit)] : -1; }
   bool start_device();
   void end_wait(WaitReason reason);
   void finish_device();
@@ -125,7 +127,10 @@ class StepPlay {
   void finish_over_link();
 
   // ---- Collectives (play_collectives.cpp) ----
-  bool sends_masters(int unit) const { return so::sends_masters(run_, gathered_, unit); }
+  // Whether the rank's slice of the unit's master weights goes to the device for each gather.
+  bool sends_masters(int unit) const {
+    return placement().on_host(unit) && placement().unit(unit).weights == ResidencyKind::gathered_from_masters;
+  }
   bool start_reduce();
   bool start_gather();
   void start_collective(Lane& lane, int unit, double seconds, SimulatedSpan span);
@@ -139,8 +144,8 @@ class StepPlay {
   const std::int64_t place_count_;
   CountedPlaces places_;
   HostSchedule schedule_;
-  const std::vector<bool> streamed_, gathered_;  // by unit
-  const GradientPlaces gradients_;
+  const Turns turns_;
+  const bool moves_;             // gradients, as they come
   const DeviceProgram program_;  // of a step
   const HostBandwidth bandwidth_;
   const bool several_ranks_;
