@@ -17,7 +17,7 @@ usage: MODEL_DIR=DIR DATA=FILE $(basename -- "$0") superoffload|zerooffload [BAT
 Fine-tunes all parameters of $model_id, published for $gpus GPU(s), in bf16 with activation checkpointing. The
 mode says when the CPU steps its share of the optimizer: superoffload, beside the GPU's work; zerooffload, after
 backward. BATCH_SIZE is in rows of each GPU and 4 unless given. Options are those of superoffload train: --dry_run says what would
-be done and whether it fits, --bench_steps 10 --warmup_steps 20 measures as the published scripts do, --resume goes on.
+be done and whether it fits, --resume goes on. superoffload bench step --config MODEL_DIR measures steps of random tokens.
 
 superoffload doctor says what the machine costs and how to mend it; on a superchip docs/superchips.md goes first.
 

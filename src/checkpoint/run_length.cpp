@@ -98,14 +98,6 @@ RunLength run_length(const LoopOptions& options, const BatchIterator& batches, c
   return length;
 }
 
-void require_steps_to_measure(const TrainOptions& options, std::int64_t steps) {
-  if (!options.bench_steps || steps >= options.warmup_steps + *options.bench_steps) return;
-  fail(
-      "--bench_steps {} after --warmup_steps {} takes {} steps, and this run has {}; give fewer, or raise --max_steps or "
-      "--num_train_epochs",
-      *options.bench_steps, options.warmup_steps, options.warmup_steps + *options.bench_steps, steps);
-}
-
 std::string RunLength::long_warmup_text() const {
   if (warmup_steps < steps) return "";
   return fmt::format(

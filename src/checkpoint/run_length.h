@@ -24,9 +24,6 @@ struct RunLength {
   std::string long_warmup_text() const;
 };
 
-// Throws Error unless a benchmark's warm-up and measured steps are no more than `steps`.
-void require_steps_to_measure(const TrainOptions& options, std::int64_t steps);
-
 // `resumed` is null for a run from the beginning. Throws Error naming `state_file` if the run had more steps before,
 // and
 // --allow_changed does not say that they may change, or has gone beyond them.

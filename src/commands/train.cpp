@@ -190,7 +190,7 @@ RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& 
   }
 
   // How many checkpoints there will be is known when the tokens are. A new run writes one at least.
-  const bool saves = !options.bench_steps && !options.resume;
+  const bool saves = !options.resume;
   const std::vector<CacheNeed> needs = cache_needs(sources);
   if (!needs.empty()) log_info("{}", cache_line(needs));
   require_cache_space(needs, options.output_dir, saves ? first_save(options, saved).peak() : 0);
@@ -276,11 +276,10 @@ RunStart find_start(const OutputDirectory& output, const AskedRun& run, const Ru
   start.finished = is_finished(options, start.from, start.length.steps);
   if (start.finished) return start;
   require_steps_to_trace(options, start.length.steps - step);
-  require_steps_to_measure(options, start.length.steps - step);
   const bool ended = start.from.state && stopped_early(options, *start.from.state);
   start.disk = output_space(options, saved, step, ended ? step : start.length.steps,
                             [&](std::int64_t steps) { return batches.epochs_in_steps(steps); });
-  if (!options.bench_steps) start.disk.require(options.output_dir);
+  start.disk.require(options.output_dir);
   return start;
 }
 
@@ -300,7 +299,7 @@ void log_plan(AskedRun& run, const TrainingPlan& plan, const PlanningMachine& ma
   say(options, plan_line(options, plan, machine, run.layout, total_steps));
   say(options, memory_line(plan, machine));
   say(options, output_line(options));
-  if (!options.bench_steps) say(options, disk.line(free_space(options.output_dir)));
+  say(options, disk.line(free_space(options.output_dir)));
   log_detail("{}", settings_log(train_option_table().view(options), run.origins));
   log_detail("memory plan:\n{}  in all {}", plan.memory.table(),
              format_bytes(plan.memory.host_total(backend_of(run.runtime.device()))));
@@ -489,9 +488,7 @@ computes, zerooffload after backward. Results are the same.
                     "superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out --resume",
                     "superoffload train --config run.yaml --lr 2e-5",
                     "superoffload train --model Qwen3-14B --data alpaca.json --output_dir out --deepspeed_config "
-                    "ds_config.json --max_length 4096 --lr 1e-5 --activation_checkpointing",
-                    "superoffload train --model Qwen3-14B --data alpaca.json --output_dir bench --warmup_steps 5 "
-                    "--bench_steps 20"},
+                    "ds_config.json --max_length 4096 --lr 1e-5 --activation_checkpointing"},
        .modes = {all_state_on_device("offload_optimizer", "none"),
                  {"device",
                   "cpu",
@@ -508,13 +505,7 @@ computes, zerooffload after backward. Results are the same.
                  {"save_strategy", "no", "a checkpoint is saved only at the end", {"save_steps"}},
                  {"save_strategy", "epoch", "checkpoints are saved after each epoch", {"save_steps"}},
                  {"eval_strategy", "no", "there is no evaluation between the first and the last", {"eval_steps"}},
-                 {"eval_strategy", "epoch", "evaluations come after each epoch", {"eval_steps"}},
-                 {"bench_steps",
-                  "",
-                  "nothing is saved, evaluated or generated",
-                  {"save_strategy", "save_steps", "save_total_limit", "save_only_model", "eval_strategy", "eval_steps",
-                   "load_best_model_at_end", "metric_for_best_model", "early_stopping_patience",
-                   "early_stopping_threshold", "sample_prompts", "sample_steps", "sample_max_new_tokens"}}}},
+                 {"eval_strategy", "epoch", "evaluations come after each epoch", {"eval_steps"}}}},
       train_option_table(), complete, run_train);
 });
 

@@ -77,13 +77,13 @@ constexpr MetricField field_table[] = {
     {"end", "run.measured_steps", "",
      "the steps that all times and rates at the run's end are means of: without the first, and without those that took "
      "more than half as long again as the median, in seconds and for each FLOP, as steps that load kernels do; of a "
-     "long run the last 10,000; of a benchmark those after `--warmup_steps`"},
+     "long run the last 10,000"},
     {"end", "run.tokens_per_s", "tokens/s", "of the measured steps"},
     {"end", "run.first_loss", "nats a token", "of the first step"},
     {"end", "run.last_loss", "nats a token", "of the last step"},
     {"end", "run.clipped_steps", "", "steps whose gradients were scaled down"},
     {"end", "run.skipped_steps", "", "steps with a gradient that was Inf or NaN"},
-    {"end", "run.outcome", "", "finished, interrupted (by a signal), benchmarked (`--bench_steps`) or diverged"},
+    {"end", "run.outcome", "", "finished, interrupted (by a signal) or diverged"},
     {"end", "run.overlap_efficiency", "", "of the measured steps, like the next two; absent without any"},
     {"end", "run.device_seconds.NAME", "s", "the mean of a step"},
     {"end", "run.host_seconds.NAME", "s", "the mean of a step"},

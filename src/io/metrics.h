@@ -62,7 +62,7 @@ struct RunTotals {
   std::int64_t measured_steps = 0;
   double tokens_per_s = 0;
   std::optional<OverlapRecord> overlap;  // seconds of one step
-  std::string outcome;                   // how the run ended: finished, interrupted, benchmarked, diverged
+  std::string outcome;                   // how the run ended: finished, interrupted, diverged
 };
 
 // A figure of a run as it was planned, and as it came.

@@ -199,7 +199,7 @@ void add_features(Rows& r) {
   };
   const std::string monitor = "metrics go to the log and to files in the output directory";
   for (const char* name : {"tensorboard", "wandb", "csv_monitor", "comet"}) feature(name, monitor);
-  feature("flops_profiler", "the step log shows TFLOPS and the benchmark options measure them");
+  feature("flops_profiler", "the step log shows TFLOPS and superoffload bench step measures them");
   feature("comms_logger", "communication is not logged call by call");
   feature("autotuning", "settings are planned from the machine, not searched for");
   feature("elasticity", "the number of ranks is fixed during a run");

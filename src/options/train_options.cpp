@@ -311,19 +311,6 @@ void add_logging(OptionTable<O>& t) {
   t.add("trace_steps", &O::trace_steps, "Steps in the trace").unit("steps").at_least(1).at_most(1e6).default_from(ours);
 }
 
-void add_benchmark(OptionTable<O>& t) {
-  t.group("Benchmark");
-  t.add("bench_steps", &O::bench_steps, "Stop after so many measured optimizer steps and print a summary")
-      .unit("steps")
-      .at_least(1)
-      .or_else(std::int64_t{0}, "no benchmark")
-      .default_from(ours);
-  t.add("warmup_steps", &O::warmup_steps, "Optimizer steps before the measured ones; only with bench_steps")
-      .unit("steps")
-      .at_least(0)
-      .default_from(script);
-}
-
 void add_machine(OptionTable<O>& t) {
   t.group("Machine");
   t.take(compute_rows());
@@ -367,7 +354,6 @@ OptionTable<O> make_table() {
   add_optimizer(t);
   add_saving(t);
   add_logging(t);
-  add_benchmark(t);
   add_machine(t);
   t.group("Options in a file");
   t.take(run_file_rows());
@@ -377,7 +363,7 @@ OptionTable<O> make_table() {
 }
 
 void check_samples(const TrainOptions& options, const OptionOrigins& origins) {
-  if (options.sample_prompts || options.bench_steps) return;
+  if (options.sample_prompts) return;
   for (const char* name : {"sample_steps", "sample_max_new_tokens"})
     if (origins.given(name)) fail("--{} is about texts that are generated: add --sample_prompts FILE", name);
 }
@@ -399,7 +385,6 @@ void check_allowed_changes(const TrainOptions& options) {
 
 // What asks for the best of the evaluations needs some.
 void check_best_model(const TrainOptions& options, const OptionOrigins& origins) {
-  if (options.bench_steps) return;  // which leaves all of this idle, and says so
   const char* const asked = options.load_best_model_at_end ? "load_best_model_at_end" : "early_stopping_patience";
   if (options.looks_for_best()) {
     if (!options.evaluates())
@@ -460,10 +445,6 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
   check_placement(options, origins, options.gpus);
   if (!options.trace && origins.given("trace_steps"))
     fail("--trace_steps counts the steps of a trace: add --trace FILE");
-  if (!options.bench_steps && origins.given("warmup_steps"))
-    fail(
-        "--warmup_steps counts the steps before a benchmark's measured ones: add --bench_steps N (for the learning "
-        "rate's warm-up use --warmup_num_steps N, or --warmup RATIO)");
 }
 
 int resolve_cpu_threads(const TrainOptions& options, int usable) {

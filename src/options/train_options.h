@@ -77,8 +77,6 @@ struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions, BestModelOpt
   bool wall_clock_breakdown = false;  // DeepSpeed file only
   std::optional<std::string> trace;   // file
   std::int64_t trace_steps = 1;
-  std::optional<std::int64_t> bench_steps;  // unset: no benchmark
-  std::int64_t warmup_steps = 15;
 };
 
 // Meanings, ranges and units are in the table.

@@ -8,10 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/host_memory.h"
 #include "base/log.h"
-#include "base/quantities.h"
-#include "base/result_line.h"
 #include "checkpoint/export.h"
 #include "device/backend.h"
 #include "io/trace_file.h"
@@ -114,7 +111,7 @@ Trainer::Step Trainer::train_step() {
   count(step);
   state_.sampler = in_.batches.state();
   state_.tokens += step.plan.tokens;
-  if (steps_made() > (in_.options.bench_steps ? in_.options.warmup_steps : 1))
+  if (steps_made() > 1)
     steps_.add({.overlap = overlap_of(step.counters),
                 .tokens = static_cast<double>(step.plan.tokens),
                 .model_flops = step.model_flops,
@@ -224,7 +221,7 @@ Trainer::Outcome Trainer::run() {
     if (!thrown_by_all(error))
       in_.ranks.abort(dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of memory" : error.what());
     progress_.end();
-    if (state_.step > first_step_ && !in_.options.bench_steps) log_last_checkpoint();
+    if (state_.step > first_step_) log_last_checkpoint();
     throw;
   }
 }
@@ -292,12 +289,11 @@ Trainer::Outcome Trainer::run_steps() {
   interrupt_.emplace();
   if (metrics_) metrics_->start(state_.step, in_.facts);
   const LoopOptions& o = in_.options;
-  const bool benchmark = o.bench_steps.has_value();
   progress_ = Progress(state_.step, in_.length.steps, o.log_interval);
   totals_.start();
   const bool resumed_at_end = ended();
-  if (!benchmark && (state_.step == 0 || evaluation_is_due())) record_evaluation();
-  if (!benchmark && (state_.step == 0 || samples_are_missing())) record_samples();
+  if (state_.step == 0 || evaluation_is_due()) record_evaluation();
+  if (state_.step == 0 || samples_are_missing()) record_samples();
   if (stop_requested() && !ended()) {
     closing_sentence_ =
         fmt::format("interrupted by {} before the first step: nothing was saved; continue with --resume", stopped_by_);
@@ -315,10 +311,6 @@ Trainer::Outcome Trainer::run_steps() {
       log_divergence();
       return Outcome::diverged;
     }
-    if (benchmark) {
-      if (steps_made() - o.warmup_steps == o.bench_steps || stop_requested()) break;
-      continue;
-    }
     const bool last = state_.step == in_.length.steps;
     const bool best = !last && is_due(o.eval_strategy, o.eval_steps, state_.step, r.plan.ends_epoch) &&
                       record_evaluation() && o.load_best_model_at_end;
@@ -331,18 +323,6 @@ Trainer::Outcome Trainer::run_steps() {
   }
   progress_.end();
   trace(-1);
-  if (benchmark) {
-    const StepFigures figures = steps_.figures();
-    if (figures.steps == 0)
-      fail("no step was measured: the run has {} steps and --warmup_steps is {}", steps_made(), o.warmup_steps);
-    const double seconds = figures.sum.overlap.seconds;
-    print_result(
-        "benchmark: {} steps, {:.4f} s a step, {:.1f} tokens/s, {:.4g} TFLOP/s (reference {:.4g}), peak memory {}",
-        figures.steps + figures.left_out, figures.seconds(), figures.tokens_per_s(),
-        figures.sum.model_flops / seconds / 1e12, figures.sum.reference_flops / seconds / 1e12,
-        format_bytes(peak_resident_bytes()));
-    return Outcome::benchmarked;
-  }
   if (stops_early())
     log_info("step {}: stopped early: {} evaluation{} in a row, none better than that of step {}, {:.4f}", state_.step,
              state_.evaluations->without_gain, state_.evaluations->without_gain == 1 ? "" : "s",

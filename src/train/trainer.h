@@ -67,14 +67,13 @@ class Trainer {
   // A trace begins after so many steps.
   static constexpr std::int64_t steps_before_trace = 2;
 
-  enum class Outcome { finished, interrupted, benchmarked, diverged };
+  enum class Outcome { finished, interrupted, diverged };
   // Runs to the end, or until interrupted (then a checkpoint has been saved), or until max_skipped_steps in a row were
   // skipped (then nothing has been saved). Throws Error when a save fails, Divergence when state is not fit for it.
   // After an error of any kind the log says where the run can be resumed, once it has done a step.
   Outcome run();
 
-  // What the closing figures say of the steps: all but the first, which begins with nothing under way, or of a
-  // benchmark those after the warm-up steps.
+  // What the closing figures say of the steps: all but the first, which begins with nothing under way.
   StepFigures step_figures() const { return steps_.figures(); }
   // Return what the engine measured of its latest steps, and how many steps this process has made.
   StepTimes measured_times() const { return engine_.measured_times(); }

@@ -19,8 +19,6 @@ std::string_view name_of(Trainer::Outcome outcome) {
       return "finished";
     case Trainer::Outcome::interrupted:
       return "interrupted";
-    case Trainer::Outcome::benchmarked:
-      return "benchmarked";
     case Trainer::Outcome::diverged:
       return "diverged";
   }
@@ -42,7 +40,6 @@ void Trainer::record_summary(Outcome outcome, std::span<const PlannedFigure> fig
   if (measured.steps > 0) totals.overlap = record_of(overlap, steps);
   metrics_->summary(state_.step, figures, totals, memory);
   tensorboard_->summary(state_.step, figures);
-  if (in_.options.bench_steps) return;
   for (const std::string& line : describe(totals)) log_result(line);
   log_detail("{}", gradients_line(totals));
   if (measured.left_out > 0) log_detail("{}", left_out_line(measured));

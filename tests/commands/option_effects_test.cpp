@@ -107,7 +107,7 @@ const std::vector<Case>& cases() {
       "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed rope_scaling rope_factor batch_size max_length "
       "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
-      "max_grad_norm freeze lr_multiplier label_smoothing_factor resume allow_changed log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
+      "max_grad_norm freeze lr_multiplier label_smoothing_factor resume allow_changed log_interval wall_clock_breakdown trace trace_steps device dtype "
       "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
   static const std::string output =
       std::string(train) +
@@ -125,8 +125,6 @@ const std::vector<Case>& cases() {
   static const std::string saves = without(all_of_train, "save_steps"), evaluates = without(all_of_train, "eval_steps");
   static const std::string whole = without(all_of_train, "mask_history"),
                            unscaled = without(all_of_train, "rope_factor");
-  static const std::string bench =
-      std::string(train) + "device_memory profile streamed_layers mode cast_side update_over_link move_gradients";
   static const std::vector<Case> all = {
       {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
       {"train", "device", {"--device", "cpu"}, cpu.c_str()},
@@ -157,7 +155,6 @@ const std::vector<Case>& cases() {
       {"train", "save_strategy", {"--save_strategy", "epoch"}, saves.c_str()},
       {"train", "eval_strategy", {"--eval_strategy", "no", "--eval_data", "e"}, evaluates.c_str()},
       {"train", "eval_strategy", {"--eval_strategy", "epoch", "--eval_data", "e"}, evaluates.c_str()},
-      {"train", "bench_steps", {"--bench_steps", "1", "--eval_data", "e"}, bench.c_str()},
       {"generate",
        "temperature",
        {"--prompt", "p"},

@@ -26,7 +26,7 @@ TEST(OptionLists, ArePinned) {
       "offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size device_memory host_memory lr "
       "lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm freeze lr_multiplier label_smoothing_factor "
       "save_strategy save_steps save_total_limit save_only_model resume allow_changed log_interval eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold sample_prompts sample_steps sample_max_new_tokens wall_clock_breakdown trace trace_steps "
-      "bench_steps warmup_steps device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives deepspeed_config profile pin_memory "
+      "device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives deepspeed_config profile pin_memory "
       "cpuadam_cores_perc config print_config verbose quiet");
   EXPECT_EQ(names(*find_command("init")->rows),
             "config tokenizer output_dir overwrite_output_dir seed dtype verbose quiet");

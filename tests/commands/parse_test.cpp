@@ -99,7 +99,6 @@ TEST(Parse, EveryOptionArrives) {
       need("gathered_layers", "--gpus", "2");
       need("collectives", "--gpus", "2");
       need("sequence_parallel_size", "--gpus", "8192");
-      need("warmup_steps", "--bench_steps", "1");
       need("trace_steps", "--trace", "t");
       need("sample_steps", "--sample_prompts", "p");
       need("sample_max_new_tokens", "--sample_prompts", "p");

@@ -200,6 +200,11 @@ TEST(RunFile, RefusalsNameTheLine) {
       {"lr: 1\nlora_r: 8",
        "run.yaml:2: there is no option lora_r: all parameters are trained, without adapters; freeze leaves some of them "
        "out; remove it"},
+      {"bench_steps: 10",
+       "run.yaml:1: there is no option bench_steps: superoffload bench step measures steps, and saves nothing; remove it"},
+      {"warmup_steps: 20",
+       "run.yaml:1: there is no option warmup_steps: warmup_num_steps, or warmup as a share of the run, is the learning "
+       "rate's; bench step has its own warm-up; remove it"},
       {"data:\n  file: a", "run.yaml:2: data is a mapping, and its value is plain, or a list of plain values"},
       {"- lr: 1", "run.yaml:1: a list stands where the name of an option should"},
       {"{[a]: 1}", "run.yaml:1: a list stands where the name of an option should"},

@@ -119,7 +119,6 @@ TEST(TrainOptions, DefaultsAreThePublishedOnes) {
   EXPECT_EQ(o.warmup, 0.01);
   EXPECT_EQ(o.seed, 42);
   EXPECT_EQ(o.log_interval, 1);
-  EXPECT_EQ(o.warmup_steps, 15);
   EXPECT_TRUE(o.shuffle);
   // finetune_<model>_<n>gpu.sh
   EXPECT_EQ(o.lr, 1e-5);
@@ -305,14 +304,6 @@ TEST(TrainOptions, CombinationsAreRefused) {
   EXPECT_NE(refusal(half), "accepted");
   half.optimizer_state_dtype = StatePrecision::fp32;
   EXPECT_EQ(refusal(half), "accepted");
-
-  OptionOrigins origins;
-  origins["warmup_steps"].origin = Origin::command_line;
-  EXPECT_EQ(refusal(o, origins),
-            "--warmup_steps counts the steps before a benchmark's measured ones: add --bench_steps N (for the learning "
-            "rate's warm-up use --warmup_num_steps N, or --warmup RATIO)");
-  o.bench_steps = 1;
-  EXPECT_EQ(refusal(o, origins), "accepted");
 }
 
 TEST(TrainOptions, StepsOfWarmupBeatARatioThatCountsNoMore) {

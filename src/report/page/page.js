@@ -21,7 +21,7 @@ const HOST_PARTS = {
 };
 const partOf = (names, name) => names[name] || [name, name];
 const STATUS = {
-  finished: 'finished', 'stopped early': 'stopped early', interrupted: 'interrupted, can be resumed', benchmarked: 'benchmark, nothing saved',
+  finished: 'finished', 'stopped early': 'stopped early', interrupted: 'interrupted, can be resumed',
   diverged: 'diverged', running: 'running', open: 'ended without a closing line',
 };
 const choices = { x: 'step', log: false, given: true, smoothing: 0, all: false, view: null, hidden: new Set() };
