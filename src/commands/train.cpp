@@ -45,7 +45,6 @@
 #include "plan/measure_units.h"
 #include "plan/output_space.h"
 #include "plan/plan_comparison.h"
-#include "plan/plan_review.h"
 #include "plan/refusal.h"
 #include "plan/row_step.h"
 #include "ranks/together.h"
@@ -232,25 +231,6 @@ BatchOptions batch_options(const TrainOptions& options, const SequenceGroups& gr
   return batches;
 }
 
-// All must outlive the review. None of a plan without an estimate.
-std::optional<PlanReview> make_review(const AskedRun& run, const TrainingPlan& plan, const PlanningMachine& machine,
-                                      const std::function<TrainingShape(const PlanKnobs&)>& shape) {
-  std::optional<PlanReview> review;
-  if (!plan.estimate) return review;
-  review.emplace(plan, run.layout,
-                 [&, held = resident_bytes()](const MachineRates& rates, const PlanReview::Wanted& wanted) {
-                   PlanningMachine same = machine;
-                   same.rates = [rates] { return rates; };
-                   same.held = held;
-                   PlanQuestion other = run.ask(same, shape);
-                   other.asked.offload_ratio = wanted.ratio;
-                   other.asked.streamed_layers = wanted.streamed_layers;
-                   other.asked.gathered_layers = wanted.gathered_layers;
-                   return other.plan(other.asked);
-                 });
-  return review;
-}
-
 void require_steps_to_trace(const TrainOptions& options, std::int64_t steps) {
   if (options.trace && steps < Trainer::steps_before_trace + 1)
     fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
@@ -319,10 +299,12 @@ void begin(Trainer& trainer, const TrainOptions& options, const ResumePoint& fro
   if (length.changed_from) log_info("{}", length.change_text(options.lr_scheduler));
 }
 
+constexpr std::int64_t steps_to_learn_from = 8;
+
 // Logs what the run's steps say of the machine's rates, and keeps it for the next plan. Ranks share a host, whose rates
 // theirs are not.
 void learn_from(const Trainer& trainer, AskedRun& asked, const TrainingPlan& plan, std::time_t now) {
-  if (plan.shape.ranks > 1 || trainer.steps_made() < PlanReview::steps_between) return;
+  if (plan.shape.ranks > 1 || trainer.steps_made() < steps_to_learn_from) return;
   const auto learned = learn_rates(plan, trainer.measured_times(), trainer.steps_made());
   const std::optional<RateCache> cache = learned ? RateCache::of_user() : std::nullopt;
   if (cache) log_info("{}", keep_learned(*learned, plan, *cache, rate_key(asked.runtime, asked.formats), now));
@@ -435,7 +417,6 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   memory.forget_peaks();
   require_same_on_all(asked, data, plan);
   require_record_each(ranks, asked.groups, data.training.size(), options.data);
-  std::optional<PlanReview> review = make_review(asked, plan, machine, shape);
   plan.log_reasons();
 
   RunStart start;
@@ -455,7 +436,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
       run_facts(options.model, plan, device, train_option_table().view(options), origins, start.length.steps);
   Trainer trainer({options, to_json(train_option_table().view(options)), facts, asked.runtime, *model, plan, ranks,
                    asked.groups.exchange.get(), data.training, data.evaluation_data(), batches, start.length, output,
-                   review ? &*review : nullptr, samples ? &*samples : nullptr});
+                   samples ? &*samples : nullptr});
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
   learn_from(trainer, asked, plan, std::time(nullptr));

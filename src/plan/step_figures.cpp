@@ -48,11 +48,6 @@ void StepHistory::add(const MeasuredStep& step) {
   if (steps_.size() > most) steps_.pop_front();
 }
 
-StepFigures StepHistory::figures() const { return figures_of_last(steps_.size()); }
-
-StepFigures StepHistory::figures_of_last(std::size_t count) const {
-  const std::size_t first = steps_.size() - std::min(count, steps_.size());
-  return figures_of(std::vector<MeasuredStep>(steps_.begin() + static_cast<std::ptrdiff_t>(first), steps_.end()));
-}
+StepFigures StepHistory::figures() const { return figures_of(std::vector<MeasuredStep>(steps_.begin(), steps_.end())); }
 
 }  // namespace so

@@ -38,7 +38,6 @@ class StepHistory {
   static constexpr std::size_t most = 10'000;
   void add(const MeasuredStep& step);
   StepFigures figures() const;
-  StepFigures figures_of_last(std::size_t count) const;  // of all, if there are fewer
 
  private:
   std::deque<MeasuredStep> steps_;

@@ -17,7 +17,7 @@ double StepTimeLimit::of_saving_steps() const {
 }
 
 void StepTimeLimit::begin_other_work() {
-  before_ = Work::other;
+  after_step_ = false;
   ranks_.set_time_limit(std::max(at_first_, of_steps()));
 }
 
@@ -31,24 +31,15 @@ void StepTimeLimit::set_saving(bool saving) {
   saving_ = saving;
 }
 
-void StepTimeLimit::begin_review() {
-  const bool is_short = before_ == Work::step && is_known();
-  begin_other_work();
-  if (!is_short) return;
-  before_ = Work::review;
-  ranks_.set_time_limit(of_steps() + review_seconds);
-}
-
 void StepTimeLimit::begin_step(bool saving) {
   set_saving(saving);
   double limit = std::max(at_first_, of_steps());
-  if (before_ != Work::other && is_known() && (!saving || saves_ > 0))
-    limit = (saving ? of_saving_steps() : of_steps()) + (before_ == Work::review ? review_seconds : 0);
+  if (after_step_ && is_known() && (!saving || saves_ > 0)) limit = saving ? of_saving_steps() : of_steps();
   ranks_.set_time_limit(limit);
 }
 
 void StepTimeLimit::end_step(double seconds, std::int64_t tokens) {
-  const bool after_step = std::exchange(before_, Work::step) == Work::step;
+  const bool after_step = std::exchange(after_step_, true);
   if (saving_) longest_saving_ = std::max(longest_saving_, seconds);
   if (!after_step || saving_) return;
   longest_ = std::max(longest_, seconds);

@@ -10,7 +10,6 @@ namespace so {
 // Sets the ranks' time limit from measured steps:
 //  - A step that follows a step: `multiple` times the longest step, or what the largest is expected to take. All that
 //    the ranks do there was measured, so the limit is short.
-//  - A review of the plan, and the step after it: review_seconds more, since planning may take longer than short steps.
 //  - A step beside which a checkpoint is written waits for a file system too: once one has been written, the limit
 //    follows the longest of these steps, and is at least least_saving_seconds.
 //  - Everything else, and the step after it: at least the limit that the ranks had at first. These are the first steps,
@@ -21,7 +20,6 @@ class StepTimeLimit {
   static constexpr double least_seconds = 30;  // longer than any stall of a machine that still works
   static constexpr double multiple = 10;
   static constexpr int measured_steps = 2;             // before a limit is short
-  static constexpr double review_seconds = 30;         // planning anew has taken up to 7 s
   static constexpr double least_saving_seconds = 300;  // longer than any stall of a file system that still works
 
   // `most_tokens`: of the largest step there can be, of all ranks.
@@ -34,15 +32,11 @@ class StepTimeLimit {
   void begin_other_work();
   // A checkpoint begins, behind one that may be under way.
   void begin_save();
-  // One of the ranks looks at the plan (plan/plan_review.h).
-  void begin_review();
   // A step begins. `saving`: beside it a checkpoint is written, for which updates may have to wait.
   void begin_step(bool saving);
   void end_step(double seconds, std::int64_t tokens);
 
  private:
-  enum class Work : std::uint8_t { step, review, other };  // a review: one that follows a measured step
-
   void set_saving(bool saving);
   double of_steps() const;
   double of_saving_steps() const;
@@ -51,7 +45,7 @@ class StepTimeLimit {
   Communicator& ranks_;
   const double at_first_;
   const double most_tokens_;
-  Work before_ = Work::other;  // came before what comes next
+  bool after_step_ = false;    // nothing but a step came before what comes next
   bool saving_ = false;        // beside this step or, between two, beside the last one
   int steps_ = 0;              // that were measured: nothing but a step came before, and nothing is beside them
   double longest_ = 0;         // of them, in seconds

@@ -303,7 +303,6 @@ Trainer::Outcome Trainer::run_steps() {
   while (!ended()) {
     trace(state_.step - first_step_);
     const Step r = train_step();
-    if (review_is_due()) time_limit_.begin_review();
     report(r);
     if (o.max_skipped_steps && state_.skipped_in_a_row >= *o.max_skipped_steps) {
       progress_.end();

@@ -24,7 +24,6 @@
 #include "optim/lr_schedule.h"
 #include "options/train_options.h"
 #include "plan/plan_comparison.h"
-#include "plan/plan_review.h"
 #include "plan/step_figures.h"
 #include "plan/training_plan.h"
 #include "train/interrupt.h"
@@ -51,7 +50,6 @@ struct TrainerInputs {
   BatchIterator& batches;            // this rank's
   RunLength length;
   OutputDirectory& output;                 // of rank 0; the others only look
-  PlanReview* review = nullptr;            // null: none
   const SampleRequest* samples = nullptr;  // null: none
 };
 
@@ -111,8 +109,6 @@ class Trainer {
   void log_divergence();
   void report(const Step& step);
   void log_breakdown(const StepResult& result);
-  bool review_is_due() const;  // the same on all ranks; the first does it
-  void review_plan();
   // Whether a signal has come to any rank, the same on all: a collective, after each step and evaluation batch.
   bool stop_requested();
   // None if a signal came: what is to be saved goes first.
@@ -172,7 +168,6 @@ class Trainer {
   RunTotalsMeter totals_;
   std::string closing_sentence_;
   EngineCounters reported_;  // at the last log_breakdown()
-  EngineCounters reviewed_;  // at the last review_plan()
   MicroBatch batch_;
   bool tracing_ = false;                 // on every rank
   std::unique_ptr<TraceSession> trace_;  // rank 0's

@@ -1,4 +1,4 @@
-// The trainer's records: its metrics, the plan's review and the lines of the log about a step.
+// The trainer's records: its metrics and the lines of the log about a step.
 #include <limits>
 
 #include "base/host_memory.h"
@@ -77,35 +77,6 @@ void Trainer::report(const Step& r) {
         m.step, m.skipped_origin, m.skipped_tensor);
   if (in_.options.wall_clock_breakdown && m.step % in_.options.log_interval == 0) log_breakdown(r);
   progress_.step(m);
-  review_plan();
-}
-
-bool Trainer::review_is_due() const { return in_.review != nullptr && steps_made() % PlanReview::steps_between == 0; }
-
-void Trainer::review_plan() {
-  constexpr std::int64_t every = PlanReview::steps_between;
-  if (!review_is_due()) return;
-  const EngineCounters now = engine_.counters(), steps = since(now, reviewed_);
-  reviewed_ = now;
-  const StepFigures latest = steps_.figures_of_last(every);
-  if (latest.steps == 0) return;  // a benchmark's warm-up steps
-  const StepTimes times = engine_.measured_times();
-  const HostCounters& host = steps.host;
-  const auto a_step = [&](auto value) { return static_cast<double>(value) / static_cast<double>(every); };
-  const auto waited = [&](WaitReason reason) {
-    return latest.of_a_step(latest.sum.overlap.device_idle[static_cast<std::size_t>(reason)]);
-  };
-  MeasuredSteps measured;
-  measured.count = every;
-  measured.step_seconds = latest.seconds();
-  if (times.forward_seconds > 0) measured.pass_seconds = times.forward_seconds + times.backward_seconds;
-  measured.update_seconds = times.update_seconds;
-  measured.host_wait_seconds = waited(WaitReason::host);
-  measured.link_wait_seconds = waited(WaitReason::link);
-  measured.speculated = a_step(host.speculated);
-  measured.previewed = a_step(host.previewed);
-  measured.left = a_step(host.updated_in_place + host.updated_weights_first);
-  for (const std::string& line : in_.review->look(measured)) log_detail("{}", line);
 }
 
 void Trainer::log_breakdown(const StepResult& r) {

@@ -51,29 +51,6 @@ TEST_F(StepTimeLimits, LeavesOtherWorkAndTheStepBehindItTheirTime) {
   EXPECT_EQ(during_, StepTimeLimit::least_seconds) << "neither was measured";
 }
 
-// It comes every few steps, so a rank that hangs beside it must be found too.
-TEST_F(StepTimeLimits, IsShortForAReviewAndTheStepBehindIt) {
-  constexpr double short_limit = StepTimeLimit::least_seconds + StepTimeLimit::review_seconds;
-  step(1);
-  limit_.begin_review();
-  EXPECT_EQ(ranks_->time_limit(), limit_at_first) << "no step was measured";
-  step(1);
-  EXPECT_EQ(during_, limit_at_first);
-  for (int i = 0; i < 10; ++i) step(1);
-  limit_.begin_review();
-  EXPECT_EQ(ranks_->time_limit(), short_limit);
-  step(20);  // in which the others wait for one that plans
-  EXPECT_EQ(during_, short_limit);
-  step(1);
-  EXPECT_EQ(during_, StepTimeLimit::least_seconds) << "it was not measured";
-  limit_.begin_review();
-  step(1, true);
-  EXPECT_EQ(during_, limit_at_first) << "a checkpoint is written";
-  limit_.begin_other_work();
-  limit_.begin_review();
-  EXPECT_EQ(ranks_->time_limit(), limit_at_first) << "not after a step alone";
-}
-
 // A rank that hangs beside a checkpoint is found too, once it is known how long such steps take.
 TEST_F(StepTimeLimits, FollowsTheLongestStepBesideACheckpoint) {
   for (int i = 0; i < 10; ++i) step(1);
@@ -93,9 +70,6 @@ TEST_F(StepTimeLimits, FollowsTheLongestStepBesideACheckpoint) {
   EXPECT_EQ(during_, StepTimeLimit::least_saving_seconds);
   step(1, true);
   EXPECT_EQ(during_, 40 * StepTimeLimit::multiple);
-  limit_.begin_review();
-  step(1, true);
-  EXPECT_EQ(during_, 40 * StepTimeLimit::multiple + StepTimeLimit::review_seconds);
   step(1);
   step(1);
   EXPECT_EQ(during_, StepTimeLimit::least_seconds);
