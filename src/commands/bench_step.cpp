@@ -28,7 +28,6 @@
 #include "model/parameters.h"
 #include "offload/engine_report.h"
 #include "offload/schedule/placement.h"
-#include "plan/learned_rates.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/measure.h"
 #include "plan/machine/rank_rates.h"
@@ -206,9 +205,6 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   result.counters = since(state->of_step().counters(), before);
   result.steps = figures_of(timed);
   result.figures = compare_with_plan(plan, device, memory, result.steps);
-  if (ranks.size() == 1)
-    if (const auto learned = learn_rates(plan, state->measured_times(), options.warmup + options.steps))
-      log_info("{}", describe(*learned, plan.rates));
 
   if (!options.breakdown) return result;
   // Last, since recording may slow what comes after it. Weights may still be on their way: they belong to no trace.

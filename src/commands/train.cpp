@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <ctime>
 #include <iterator>
 #include <optional>
 #include <system_error>
@@ -39,7 +38,6 @@
 #include "options/deepspeed_config.h"
 #include "options/run_request.h"
 #include "plan/data_shape.h"
-#include "plan/learned_rates.h"
 #include "plan/machine/rank_rates.h"
 #include "plan/machine/rank_share.h"
 #include "plan/measure_units.h"
@@ -299,15 +297,13 @@ void begin(Trainer& trainer, const TrainOptions& options, const ResumePoint& fro
   if (length.changed_from) log_info("{}", length.change_text(options.lr_scheduler));
 }
 
-constexpr std::int64_t steps_to_learn_from = 8;
-
-// Logs what the run's steps say of the machine's rates, and keeps it for the next plan. Ranks share a host, whose rates
-// theirs are not.
-void learn_from(const Trainer& trainer, AskedRun& asked, const TrainingPlan& plan, std::time_t now) {
-  if (plan.shape.ranks > 1 || trainer.steps_made() < steps_to_learn_from) return;
-  const auto learned = learn_rates(plan, trainer.measured_times(), trainer.steps_made());
-  const std::optional<RateCache> cache = learned ? RateCache::of_user() : std::nullopt;
-  if (cache) log_info("{}", keep_learned(*learned, plan, *cache, rate_key(asked.runtime, asked.formats), now));
+// A plan that was wrong was made from rates that the machine does not have now. A few steps say little.
+void measure_again_if_wrong(const std::vector<PlannedFigure>& figures, std::int64_t steps, AskedRun& asked) {
+  constexpr std::int64_t enough_steps = 8;
+  const std::optional<RateCache> cache = RateCache::of_user();
+  if (!cache || steps < enough_steps || !asked.first_rank()) return;
+  if (drop_wrong_rates(figures, *cache, rate_key(asked.runtime, asked.formats, asked.ranks.place().local_size)))
+    log_info("steps were not as long as planned, so the next run measures this machine again");
 }
 
 // Whether the model that was written has a template for conversations.
@@ -439,9 +435,9 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
                    samples ? &*samples : nullptr});
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
-  learn_from(trainer, asked, plan, std::time(nullptr));
-  const int code = end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.step_figures()),
-                       memory_by_name(plan.memory, &memory),
+  const std::vector<PlannedFigure> figures = compare_with_plan(plan, device, memory, trainer.step_figures());
+  measure_again_if_wrong(figures, trainer.step_figures().steps, asked);
+  const int code = end(trainer, outcome, figures, memory_by_name(plan.memory, &memory),
                        {trained_model_line(output.path().string(), export_bytes, asked.formats.exported),
                         next_lines(output.path().string(), can_chat(output.path().string()))},
                        asked.first_rank());

@@ -323,10 +323,11 @@ void add_machine(OptionTable<O>& t) {
       .metavar("FILE")
       .default_from(ours)
       .also("deepspeed");
-  t.add("profile", &O::profile,
-        "Rates of this machine that a plan for a GPU is made from: cached, those that an earlier run or superoffload "
-        "profile measured in the last 30 days, if there are any, the host's as the last run's steps had them; fresh, "
-        "measured now, in a few seconds")
+  t.add(
+       "profile", &O::profile,
+       "Rates of this machine that a plan for a GPU is made from: cached, those that an earlier run or superoffload "
+       "profile measured in the last 30 days, if there are any and no run has found them wrong; fresh, measured now, in "
+       "a few seconds")
       .default_from(ours);
   t.add("pin_memory", &O::pin_memory,
         "Page-lock the host memory that the GPU reads and writes, which is always done: false is refused")

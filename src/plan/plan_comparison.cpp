@@ -68,6 +68,13 @@ std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& d
   return figures;
 }
 
+bool drop_wrong_rates(std::span<const PlannedFigure> figures, const RateCache& cache, const RateKey& key) {
+  constexpr double wrong = 0.1;
+  const auto step =
+      std::find_if(figures.begin(), figures.end(), [](const auto& f) { return f.name == "step_seconds"; });
+  return step != figures.end() && std::abs(step->difference()) >= wrong && cache.drop(key);
+}
+
 std::vector<NamedMemory> memory_by_name(const MemoryPlan& plan, const MemoryMeter* meter) {
   struct Use {
     std::array<std::size_t, run_phases> bytes{};  // by phase

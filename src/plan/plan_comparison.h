@@ -10,6 +10,7 @@
 
 #include "device/device.h"
 #include "io/metrics.h"
+#include "plan/machine/rate_cache.h"
 #include "plan/step_figures.h"
 #include "plan/training_plan.h"
 
@@ -44,6 +45,10 @@ class MemoryMeter {
 // those that were planned or measured at all.
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
                                              const StepFigures& steps);
+
+// Drops the rates that a run's plan was made from if its steps took a tenth more or less than planned, so that the next
+// run measures the machine again. Returns whether there were any.
+bool drop_wrong_rates(std::span<const PlannedFigure> figures, const RateCache& cache, const RateKey& key);
 
 // The plan's memory by kind and name, the most in any phase; and beside it, with a meter, what was measured of it, with
 // the names that were not planned behind them.

@@ -111,7 +111,7 @@ Trainer::Step Trainer::train_step() {
   count(step);
   state_.sampler = in_.batches.state();
   state_.tokens += step.plan.tokens;
-  if (steps_made() > 1)
+  if (state_.step - first_step_ > 1)
     steps_.add({.overlap = overlap_of(step.counters),
                 .tokens = static_cast<double>(step.plan.tokens),
                 .model_flops = step.model_flops,

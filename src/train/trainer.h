@@ -73,9 +73,6 @@ class Trainer {
 
   // What the closing figures say of the steps: all but the first, which begins with nothing under way.
   StepFigures step_figures() const { return steps_.figures(); }
-  // Return what the engine measured of its latest steps, and how many steps this process has made.
-  StepTimes measured_times() const { return engine_.measured_times(); }
-  std::int64_t steps_made() const { return state_.step - first_step_; }
   // Whether the run ended without something it should have written: a checkpoint, or a line of a record. Each was
   // reported when it happened.
   bool incomplete() const {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "plan/plan_comparison.h"
 #include "support/files.h"
 
 namespace so {
@@ -138,56 +139,24 @@ TEST_F(Rates, ThatCannotBeKeptEndNoRun) {
   EXPECT_FALSE(nowhere.find(some_key(), now).has_value());
 }
 
-TEST_F(Rates, AreKeptWithWhatRunsHaveLearned) {
-  const LearnedRates learned{.host_adamw = 99e9, .host_adamw_wide = 98e9, .host_memory = 150e9, .source = "9 steps"};
-  EXPECT_FALSE(cache_.learn(some_key(), learned, now)) << "nothing was measured that it could change";
-  EXPECT_FALSE(found());
-  cache_.store(some_key(), some_profile(), now);
-  EXPECT_EQ(cache_.find(some_key(), now)->learned, std::nullopt);
-  ASSERT_TRUE(cache_.learn(some_key(), learned, now + 2 * day));
-  auto there = cache_.find(some_key(), now + 3 * day);
-  ASSERT_TRUE(there);
-  EXPECT_EQ(there->date, "2025-10-09") << "of what was measured";
-  EXPECT_EQ(there->learned_date, "2025-10-11");
-  EXPECT_EQ(there->learned, learned);
-  EXPECT_EQ(there->rates.host_adamw, 99e9);
-  EXPECT_EQ(there->rates.host_adamw_wide, 98e9);
-  EXPECT_EQ(there->rates.host_memory, 150e9);
-  EXPECT_EQ(there->rates.link_both, some_profile().rates.link_both) << "of which nothing was learned";
-  EXPECT_EQ(there->rates.gemm_flops, some_profile().rates.gemm_flops);
-  EXPECT_EQ(stored()["learned"]["source"], "9 steps");
-  EXPECT_EQ(stored()["learned"]["learned_on"], "2025-10-11");
-  EXPECT_EQ(stored()["hardware"]["rates"]["host_adamw_bf16"], 123e9) << "what was measured stays";
-  // The last run counts, and makes nothing last longer.
-  LearnedRates later = learned;
-  later.link_both = 70e9;
-  ASSERT_TRUE(cache_.learn(some_key(), later, now + 30 * day));
-  there = cache_.find(some_key(), now + 30 * day);
-  EXPECT_EQ(there->learned, later);
-  EXPECT_EQ(there->rates.link_both, 70e9);
-  EXPECT_FALSE(found(some_key(), now + 30 * day + 1));
-  EXPECT_FALSE(cache_.learn(some_key(), later, now + 30 * day + 1));
-  cache_.store(some_key(), some_profile(), now);
-  EXPECT_EQ(cache_.find(some_key(), now)->rates.host_adamw, 123e9) << "a new measurement forgets it";
-}
-
-TEST_F(Rates, WithDamageInWhatWasLearnedAreNotUsed) {
-  cache_.store(some_key(), some_profile(), now);
-  ASSERT_TRUE(cache_.learn(some_key(), {1e9, 1e9, 1e9, 0, "a run"}, now));
-  const json whole = stored();
-  const auto with = [&](auto change) {
-    json file = whole;
-    change(file["learned"]);
-    spoil(file.dump());
-    return found();
+TEST_F(Rates, AreDroppedByARunThatIsOffByATenth) {
+  const auto drops = [&](double measured) {
+    const std::vector<PlannedFigure> figures{{"overlap_efficiency", 1, 0.5}, {"step_seconds", 2, measured}};
+    return drop_wrong_rates(figures, cache_, some_key());
   };
-  EXPECT_TRUE(with([](json&) {}));
-  EXPECT_FALSE(with([](json& l) { l = 3; }));
-  EXPECT_FALSE(with([](json& l) { l["host_memory"] = 0; }));
-  EXPECT_FALSE(with([](json& l) { l["host_adamw_bf16"] = -1e9; }));
-  EXPECT_FALSE(with([](json& l) { l["link_both"] = "fast"; }));
-  EXPECT_FALSE(with([](json& l) { l.erase("source"); }));
-  EXPECT_FALSE(with([](json& l) { l["learned_at"] = "today"; }));
+  EXPECT_FALSE(drops(4)) << "there are none";
+  cache_.store(some_key(), some_profile(), now);
+  for (const double near : {1.82, 2.0, 2.18}) EXPECT_FALSE(drops(near)) << near;
+  EXPECT_FALSE(drop_wrong_rates({}, cache_, some_key())) << "nothing was planned, or measured";
+  RateKey other = some_key();
+  other.ranks = 2;
+  cache_.store(other, some_profile(), now);
+  for (const double off : {1.78, 2.22}) {
+    cache_.store(some_key(), some_profile(), now);
+    EXPECT_TRUE(drops(off)) << off;
+    EXPECT_FALSE(found());
+  }
+  EXPECT_TRUE(found(other)) << "of other runs";
 }
 
 TEST_F(Rates, OfTheCpuDeviceAreNotMeasuredAndNotKept) {
@@ -229,16 +198,8 @@ TEST_F(Rates, AreMeasuredOnceAndAnewWhenAsked) {
   EXPECT_EQ(rates({.fresh = true, .keep = true}), 3e9);
   EXPECT_EQ(rates({.fresh = false, .keep = true}), 3e9);
   EXPECT_EQ(measured, 3);
-  // A run's plan says whose rates it is made from.
-  const RateKey key = rate_key(runtime, model_formats(DType::bf16));
-  ASSERT_TRUE(RateCache::of_user()->learn(key, {1e9, 1e9, 7e9, 0, "20 steps of a run"}, std::time(nullptr)));
-  EXPECT_EQ(rates({.fresh = false, .keep = true}), 7e9);
-  PlanningMachine machine = planning_machine(runtime, model_formats(DType::bf16));
-  machine.backend = &cuda_backend();
-  use_cached_rates(machine, runtime, model_formats(DType::bf16), {});
-  EXPECT_NE(machine.rates_origin.find("but the host's as 20 steps of a run had them on "), std::string::npos)
-      << machine.rates_origin;
-  EXPECT_EQ(rates({.fresh = true, .keep = true}), 4e9);
+  EXPECT_TRUE(RateCache::of_user()->drop(rate_key(runtime, model_formats(DType::bf16))));
+  EXPECT_EQ(rates({.fresh = false, .keep = true}), 4e9);
 }
 
 }  // namespace

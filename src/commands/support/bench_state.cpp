@@ -66,7 +66,6 @@ class EngineBench final : public BenchState {
   void randomize(const DecoderSpec& spec, Ops&, Stream& stream) override {
     so::randomize(engine_, spec, pool_, stream);
   }
-  StepTimes measured_times() const override { return engine_.measured_times(); }
   void require_updates(Stream& stream) override { engine_.require_updates(stream); }
 
  private:

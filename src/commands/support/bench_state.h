@@ -18,7 +18,6 @@ class BenchState {
   virtual StepState& of_step() = 0;
   virtual void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) = 0;
   // The engine measured these of its latest steps; without one there are none.
-  virtual StepTimes measured_times() const { return {}; }
   // Work that follows on `stream` comes after all of the last step's.
   virtual void require_updates(Stream&) {}
 };

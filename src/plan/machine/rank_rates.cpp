@@ -52,7 +52,7 @@ std::optional<RateCache::Found> found_by_first(Communicator& ranks, const std::o
   });
   if (date.empty()) return std::nullopt;
   ranks.broadcast(std::as_writable_bytes(std::span(&rates, 1)), 0);
-  return RateCache::Found{.rates = rates, .date = std::move(date), .learned = {}, .learned_date = {}};
+  return RateCache::Found{rates, std::move(date)};
 }
 
 }  // namespace
@@ -112,8 +112,7 @@ void use_rates_of_ranks(PlanningMachine& machine, Runtime& runtime, const Number
     return;
   }
   const std::optional<RateCache> cache = RateCache::of_user();
-  RateKey key = rate_key(runtime, formats);
-  key.ranks = ranks.place().local_size;
+  const RateKey key = rate_key(runtime, formats, ranks.place().local_size);
   const std::optional<RateCache::Found> found = found_by_first(ranks, cache, key, use.fresh);
   MachineRates rates;
   if (found) {

@@ -4,7 +4,6 @@
 #include <sys/utsname.h>
 
 #include <array>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
@@ -52,45 +51,16 @@ ordered_json to_json(const RateKey& key) {
   return json;
 }
 
-constexpr std::array learned_names{std::pair{"host_adamw_bf16", &LearnedRates::host_adamw},
-                                   std::pair{"host_adamw_fp32", &LearnedRates::host_adamw_wide},
-                                   std::pair{"host_memory", &LearnedRates::host_memory},
-                                   std::pair{"link_both", &LearnedRates::link_both}};
-
-// Throws Error for what learn() does not write.
-LearnedRates parse_learned(const nlohmann::json& json) {
-  LearnedRates learned;
-  for (const auto& [name, rate] : learned_names) {
-    if (!json.contains(name) || !json[name].is_number()) fail("no {} among what runs have learned", name);
-    learned.*rate = json[name].get<double>();
-    const bool may_be_unknown = rate == &LearnedRates::link_both;
-    if (!std::isfinite(learned.*rate) || learned.*rate < 0 || (learned.*rate == 0 && !may_be_unknown))
-      fail("{} is {}", name, learned.*rate);
-  }
-  if (!json.contains("source") || !json["source"].is_string() || !json.contains("learned_at") ||
-      !json["learned_at"].is_number_integer())
-    fail("nothing says where and when runs have learned it");
-  learned.source = json["source"].get<std::string>();
-  return learned;
-}
-
-MachineRates with(MachineRates rates, const LearnedRates& learned) {
-  rates.host_adamw = learned.host_adamw;
-  rates.host_adamw_wide = learned.host_adamw_wide;
-  rates.host_memory = learned.host_memory;
-  if (learned.link_both > 0) rates.link_both = learned.link_both;
-  return rates;
-}
-
 }  // namespace
 
-RateKey rate_key(Runtime& runtime, const NumberFormats& formats) {
+RateKey rate_key(Runtime& runtime, const NumberFormats& formats, int ranks) {
   return {runtime.device().name(),
           cpu_name(),
           runtime.host_pool().size(),
           SO_VERSION,
           std::string(name_of(formats.activations)),
-          std::string(name_of(formats.moments))};
+          std::string(name_of(formats.moments)),
+          ranks};
 }
 
 std::optional<RateCache> RateCache::of_user() {
@@ -126,13 +96,7 @@ std::optional<RateCache::Found> RateCache::find(const RateKey& key, std::time_t 
     if (measured_at > now + day) return unusable("measured in the future");
     if (measured_at < now - days_valid * day)
       return unusable(fmt::format("measured on {}, more than {} days ago", utc_date(measured_at), days_valid));
-    Found found{parse_hardware(file["hardware"].dump(), path.string()).rates, utc_date(measured_at), {}, {}};
-    if (file.contains("learned")) {
-      found.learned = parse_learned(file["learned"]);
-      found.learned_date = utc_date(file["learned"]["learned_at"].get<std::int64_t>());
-      found.rates = with(found.rates, *found.learned);
-    }
-    return found;
+    return Found{parse_hardware(file["hardware"].dump(), path.string()).rates, utc_date(measured_at)};
   } catch (const Error& error) {
     return unusable(error.what());
   }
@@ -145,20 +109,12 @@ void RateCache::store(const RateKey& key, const HardwareProfile& profile, std::t
   write(key, file.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
 }
 
-bool RateCache::learn(const RateKey& key, const LearnedRates& learned, std::time_t now) const {
-  if (!find(key, now)) return false;
-  auto file = json_tree<ordered_json>(text_of(open_own_file(path_of(key)), largest_file));
-  if (!file.is_object()) return false;  // replaced since
-  ordered_json part;
-  for (const auto& [name, rate] : learned_names) part[name] = learned.*rate;
-  part["source"] = learned.source;
-  part["learned_on"] = utc_date(now);
-  part["learned_at"] = static_cast<std::int64_t>(now);
-  file["learned"] = std::move(part);
-  return write(key, file.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+bool RateCache::drop(const RateKey& key) const {
+  std::error_code ignored;
+  return std::filesystem::remove(path_of(key), ignored);
 }
 
-bool RateCache::write(const RateKey& key, const std::string& text) const {
+void RateCache::write(const RateKey& key, const std::string& text) const {
   std::error_code ignored;
   try {
     const std::filesystem::path path = writable_cache_directory({directory_}) / path_of(key).filename();
@@ -166,10 +122,8 @@ bool RateCache::write(const RateKey& key, const std::string& text) const {
     // Whatever the umask says, or find() would not trust it.
     std::filesystem::permissions(path, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write,
                                  ignored);
-    return true;
   } catch (const Error& error) {
     log_warning("what was measured of the machine is not kept: {}", error.what());
-    return false;
   }
 }
 
@@ -199,10 +153,7 @@ void use_cached_rates(PlanningMachine& machine, Runtime& runtime, const NumberFo
     if (const auto found = cache->find(key, std::time(nullptr))) {
       machine.rates = [rates = found->rates] { return rates; };
       adamw_use_tuning(found->rates.adamw);
-      machine.rates_origin = fmt::format("measured on {}{} (--profile fresh measures anew)", found->date,
-                                         found->learned ? fmt::format(", but the host's as {} had them on {}",
-                                                                      found->learned->source, found->learned_date)
-                                                        : std::string());
+      machine.rates_origin = fmt::format("measured on {} (--profile fresh measures anew)", found->date);
       return;
     }
   if (!use.keep) return;

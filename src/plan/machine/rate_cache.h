@@ -23,15 +23,7 @@ struct RateKey {
   int ranks = 1;                     // of the host, that measured at once
   bool operator==(const RateKey&) const = default;
 };
-RateKey rate_key(Runtime& runtime, const NumberFormats& formats);
-
-// The host's rates as the steps of a run had them, and of the link what it did both ways at once; 0: nothing was
-// learned of it. Otherwise as MachineRates has them.
-struct LearnedRates {
-  double host_adamw = 0, host_adamw_wide = 0, host_memory = 0, link_both = 0;
-  std::string source;  // "240 steps of a run"
-  bool operator==(const LearnedRates&) const = default;
-};
+RateKey rate_key(Runtime& runtime, const NumberFormats& formats, int ranks = 1);
 
 // Thread-safe between processes: files are replaced in one piece.
 class RateCache {
@@ -44,23 +36,20 @@ class RateCache {
 
   std::filesystem::path path_of(const RateKey& key) const;
   struct Found {
-    MachineRates rates;  // as measured, with what was learned since
-    std::string date;    // "2026-11-21"
-    std::optional<LearnedRates> learned;
-    std::string learned_date;
+    MachineRates rates;
+    std::string date;  // on which they were measured: "2026-11-21"
   };
   // None if there is no file, or it is not this user's alone, not of this machine, damaged or out of date, which the
   // log tells.
   std::optional<Found> find(const RateKey& key, std::time_t now) const;
-  // Adds what a run has learned to what was measured, in place of what an earlier run had; a new measurement forgets
-  // it. Returns whether it is kept: only where there are rates to be found. What goes wrong is a warning.
-  bool learn(const RateKey& key, const LearnedRates& learned, std::time_t now) const;
+  // Forgets what is there, so that the next run measures the machine again. Returns whether anything was.
+  bool drop(const RateKey& key) const;
   // Replaces what is there. What goes wrong is a warning: a run does not depend on it.
   void store(const RateKey& key, const HardwareProfile& profile, std::time_t now) const;
 
  private:
-  // Replaces the file of `key`; whether that went well.
-  bool write(const RateKey& key, const std::string& text) const;
+  // Replaces the file of `key`.
+  void write(const RateKey& key, const std::string& text) const;
 
   std::filesystem::path directory_;
 };
@@ -71,9 +60,8 @@ struct RateUse {
   bool fresh = false;  // measure now, whatever was measured earlier
   bool keep = true;    // store what is measured
 };
-// Where a run's rates come from: an earlier measurement, with what runs have learned since, or, if there is none that
-// holds, a new one. Does nothing on
-// the CPU device, where nothing is measured.
+// Where a run's rates come from: an earlier measurement or, if there is none that holds, a new one. Does nothing on the
+// CPU device, where nothing is measured.
 void use_cached_rates(PlanningMachine& machine, Runtime& runtime, const NumberFormats& formats, RateUse use);
 
 // As `superoffload profile` writes it.
