@@ -53,15 +53,14 @@ function(so_python_package)
     return()
   endif()
   # The rooms that the engine needs are linked into a shared object.
-  set(rooms base device ranks optim collectives offload/schedule offload/memory offload frameworks)
+  set(rooms base device ranks optim collectives offload/schedule offload/memory offload frameworks options)
   foreach(room IN LISTS rooms)
     string(REPLACE "/" "_" target so_${room})
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   endforeach()
-  nanobind_add_module(_engine STABLE_ABI NB_STATIC ${PROJECT_SOURCE_DIR}/python/engine_module.cpp
-    ${PROJECT_SOURCE_DIR}/src/options/deepspeed_json.cpp ${PROJECT_SOURCE_DIR}/src/options/hjson.cpp)
+  nanobind_add_module(_engine STABLE_ABI NB_STATIC ${PROJECT_SOURCE_DIR}/python/engine_module.cpp)
   set_target_properties(_engine PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/python/superoffload)
-  target_link_libraries(_engine PRIVATE so_frameworks nlohmann_json::nlohmann_json)
+  target_link_libraries(_engine PRIVATE so_frameworks so_options)
   target_include_directories(_engine SYSTEM PRIVATE ${NB_DIR}/include)  # not held to our warnings
   install(TARGETS _engine LIBRARY DESTINATION superoffload COMPONENT python EXCLUDE_FROM_ALL)
 endfunction()

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <tuple>
@@ -19,7 +18,7 @@
 #include "frameworks/tensor_optimizer.h"
 #include "offload/verdict.h"
 #include "optim/engine_ops.h"
-#include "options/deepspeed_json.h"
+#include "options/deepspeed_optimizer.h"
 #include "ranks/communicator.h"
 
 namespace nb = nanobind;
@@ -135,9 +134,9 @@ NB_MODULE(_engine, module) {
   nb::exception<so::Error>(module, "UserError", errors.attr("UserError"));
   nb::exception<so::Bug>(module, "Bug", errors.attr("Bug"));
   using release = nb::call_guard<nb::gil_scoped_release>;
-  // Returns the text of a DeepSpeed file as JSON; `name` stands for it in errors.
-  module.def("read_deepspeed",
-             [](const std::string& text, const std::string& name) { return so::parse_deepspeed(text, name).dump(); });
+  module.def("from_deepspeed", [](const std::string& text, const std::string& name, int cpus) {
+    return so::deepspeed_optimizer(text, name, cpus);
+  });
   // Returns the bytes on the device and of the host that a TensorOptimizer of these would take, and a table of them.
   module.def("memory_of", [](const std::vector<so::TensorTuple>& tensors, const nb::dict& settings) {
     const so::TensorOptimizerMemory memory = so::memory_of(so::tensors_of(tensors).owned, so::settings_of(settings));

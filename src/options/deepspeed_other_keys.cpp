@@ -50,6 +50,8 @@ void add_optimizer(Rows& r) {
             "only decoupled weight decay (AdamW) is implemented; set it to true");
   r.unused("optimizer.params.torch_adam", boolean, "there is one AdamW, with the same formula");
   r.unused("optimizer.params.fused", boolean, "there is one AdamW, and it is fused");
+  r.unused("optimizer.params.fp32_optimizer_states", boolean,
+           "moments would be as precise as the weights that the optimizer is given, and ZeRO gives it fp32 ones");
   r.off("optimizer.params.amsgrad", "AMSGrad is not implemented; set it to false");
   r.limited("optimizer.params.bias_correction", boolean, {"true"}, "AdamW always corrects the bias; set it to true");
   r.limited("optimizer.params.max_grad_norm", number, {"0"},

@@ -67,6 +67,12 @@ class FromDeepSpeed(unittest.TestCase):
             zero_optimization={"offload_optimizer": {"device": "cpu", "ratio": "auto"}},
         )
         self.assertEqual(from_deepspeed(config), {})
+        config = changed(optimizer={"type": "AdamW", "params": {"betas": ["auto", 0.95], "lr": None}})
+        self.assertEqual(from_deepspeed(config)["betas"], (0.9, 0.95))
+
+    def test_what_is_not_looked_at(self):
+        config = changed(train_batch_size=7, mystery={"x": [1]}, zero_optimization={"stage": 9, "cpu_offload": True})
+        self.assertEqual(from_deepspeed(config)["offload_ratio"], 1.0)
 
     def test_threads(self):
         offload = {"device": "cpu", "cpuadam_cores_perc": 0.5}
@@ -75,14 +81,19 @@ class FromDeepSpeed(unittest.TestCase):
 
     def test_refusals(self):
         for config, message in (
-            (changed(fp16={"enabled": True}), 'fp16.enabled is true: .* set "bf16" instead'),
-            (changed(optimizer={"type": "Lamb"}), "optimizer.type is 'Lamb'"),
-            (changed(optimizer={"type": "Adam", "params": {"adam_w_mode": False}}), "adam_w_mode is not true"),
-            (changed(optimizer={"type": "Adam", "params": {"learning_rate": 1}}), "learning_rate is unknown: known are"),
-            (changed(gradient_clipping="1.0"), "gradient_clipping is '1.0': give a number"),
-            (changed(zero_optimization={"offload_optimizer": {"device": "nvme"}}), "in host memory here"),
-            (changed(zero_optimization=[1]), "zero_optimization is .*: it is to be a JSON object"),
-            ([], "is a JSON object, and this is list"),
+            (changed(fp16={"enabled": True}), "fp16.enabled is true: .* set it to false and bf16.enabled to true"),
+            (changed(bf16={"enabled": True, "bf16_optimizer_states": True}), "bf16_optimizer_states is true: "),
+            (changed(optimizer={"type": "Lamb"}), 'optimizer.type is "Lamb": only AdamW is implemented'),
+            (changed(optimizer={"params": {"lr": 1e-3}}), "optimizer.params has no effect without optimizer.type"),
+            (changed(optimizer={"type": "Adam", "params": {"adam_w_mode": False}}), "adam_w_mode is false: "),
+            (changed(optimizer={"type": "Adam", "params": {"learning_rate": 1}}), 'unknown key "learning_rate" in opt'),
+            (changed(optimizer={"type": "Adam", "params": {"max_grad_norm": 1}}), "move the value to gradient_clipping"),
+            (changed(gradient_clipping="1.0"), 'gradient_clipping must be a number, is "1.0"'),
+            (changed(zero_optimization={"offload_optimizer": {"device": "nvme"}}), "offload to NVMe is not implemented"),
+            (changed(zero_optimization={"offload_optimizer": {"ratio": 2}}), "offload_optimizer.ratio: 2 is "),
+            (changed(zero_optimization=[1]), "zero_optimization must be an object, is "),
+            (changed(gradient_clipping=object()), "gradient_clipping must be a number, is "),
+            ([], "the DeepSpeed configuration: must be a JSON object, is array"),
             ("/no/such/ds.json", "^/no/such/ds.json is no DeepSpeed configuration: .*No such file"),
         ):
             with self.subTest(message), self.assertRaisesRegex(superoffload.UserError, message):
