@@ -24,7 +24,7 @@ so_room(options COLD USES device optim collectives LIBRARIES nlohmann_json::nloh
 so_room(checkpoint COLD USES data device io ranks model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/memory COLD USES device ranks model offload offload/schedule offload/memory options checkpoint plan/machine)
 so_room(plan/placement USES ops model offload/schedule options plan/machine plan/simulate)
-so_room(plan COLD USES data device io ops optim ranks model offload offload/schedule offload/memory options checkpoint plan/machine plan/memory
+so_room(plan COLD USES data device io ops optim ranks model offload offload/schedule offload/memory options plan/machine plan/memory
   plan/placement)
 so_room(doctor COLD USES device ranks io plan/machine LIBRARIES nlohmann_json::nlohmann_json dl)
 so_room(report COLD USES io LIBRARIES nlohmann_json::nlohmann_json PkgConfig::microhttpd)

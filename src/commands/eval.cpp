@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/result_line.h"
 #include "checkpoint/directory_dtype.h"
+#include "checkpoint/output_space.h"
 #include "checkpoint/rank_files.h"
 #include "commands/command.h"
 #include "commands/support/inference.h"
@@ -25,7 +26,6 @@
 #include "io/temporary_cache.h"
 #include "options/chat_template_option.h"
 #include "plan/machine/rank_share.h"
-#include "plan/output_space.h"
 #include "ranks/together.h"
 #include "train/evaluation.h"
 

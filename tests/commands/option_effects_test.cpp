@@ -66,7 +66,7 @@ std::set<std::string> unread(const Command& command) {
   if (text.find("complete_ranks(options") != std::string::npos)
     text += text_of(fs::path(test::source_tree()) / "src/commands/support/rank_work.cpp");
   if (text.find("parameter_rules(options") != std::string::npos)
-    text += text_of(fs::path(test::source_tree()) / "src/commands/support/parameter_options.cpp");
+    text += text_of(fs::path(test::source_tree()) / "src/checkpoint/parameter_options.cpp");
   if (text.find("read_samples(options") != std::string::npos)
     text += text_of(fs::path(test::source_tree()) / "src/commands/support/train_samples.cpp");
   if (text.find("sampling_of(options") != std::string::npos)

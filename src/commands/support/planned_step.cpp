@@ -9,7 +9,7 @@
 
 #include "base/quantities.h"
 #include "base/terminal.h"
-#include "commands/support/parameter_options.h"
+#include "checkpoint/parameter_options.h"
 #include "model/parameters.h"
 #include "plan/simulate/timeline.h"
 #include "train/run_report.h"

@@ -6,12 +6,12 @@
 #include <string>
 
 #include "base/quantities.h"
+#include "checkpoint/output_space.h"
 #include "model/spec.h"
 #include "offload/schedule/parameter_layout.h"
 #include "options/option_groups.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/rank_hardware.h"
-#include "plan/output_space.h"
 #include "plan/simulate/simulator.h"
 #include "plan/training_plan.h"
 

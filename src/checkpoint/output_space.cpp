@@ -1,4 +1,4 @@
-#include "plan/output_space.h"
+#include "checkpoint/output_space.h"
 
 #include <sys/stat.h>
 

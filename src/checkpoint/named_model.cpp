@@ -1,4 +1,4 @@
-#include "commands/support/named_model.h"
+#include "checkpoint/named_model.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "commands/support/parameter_options.h"
+#include "checkpoint/parameter_options.h"
 
 #include <fmt/ranges.h>
 
