@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "commands/command.h"
-#include "commands/support/shell_text.h"
+#include "commands/shell_text.h"
 
 namespace so {
 

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "commands/command.h"
-#include "commands/support/parse.h"
+#include "commands/program/parse.h"
 #include "doctor/examination.h"
 #include "doctor/partition/partition.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/terminal.h"
-#include "commands/support/parse.h"
+#include "commands/program/parse.h"
 
 namespace so {
 namespace {

@@ -17,7 +17,7 @@
 #include "checkpoint/named_model.h"
 #include "checkpoint/output_contents.h"
 #include "commands/command.h"
-#include "commands/support/shared_rows.h"
+#include "commands/shared_rows.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/hf_directory.h"

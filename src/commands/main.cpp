@@ -12,10 +12,10 @@
 #include "base/process_limits.h"
 #include "base/program_path.h"
 #include "base/standard_streams.h"
-#include "commands/support/guard.h"
-#include "commands/support/parse.h"
-#include "commands/support/rank_run.h"
-#include "commands/support/terminate.h"
+#include "commands/program/guard.h"
+#include "commands/program/parse.h"
+#include "commands/program/rank_run.h"
+#include "commands/program/terminate.h"
 
 namespace so {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/standard_input.h"
 #include "base/standard_output.h"
 #include "commands/command.h"
-#include "commands/support/show_record.h"
+#include "commands/show_record.h"
 #include "data/data_files.h"
 #include "data/model_encoder.h"
 #include "data/notes_log.h"

@@ -22,8 +22,7 @@
 #include "checkpoint/resume_point.h"
 #include "checkpoint/run_length.h"
 #include "commands/command.h"
-#include "commands/support/rank_work.h"
-#include "commands/support/train_samples.h"
+#include "commands/program/rank_work.h"
 #include "data/chat/chat_template.h"
 #include "data/data_files.h"
 #include "data/dataset.h"
@@ -47,6 +46,7 @@
 #include "plan/row_step.h"
 #include "ranks/together.h"
 #include "train/run_report.h"
+#include "train/sample_request.h"
 #include "train/trainer.h"
 
 namespace so {

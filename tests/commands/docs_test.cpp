@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "commands/support/parse.h"
+#include "commands/program/parse.h"
 #include "support/generated_text.h"
 
 namespace so {

@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "commands/command.h"
-#include "commands/support/parse.h"
+#include "commands/program/parse.h"
 #include "options/train_options.h"
 #include "plan/refusal.h"
 #include "support/files.h"

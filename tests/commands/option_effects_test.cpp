@@ -10,7 +10,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "commands/support/parse.h"
+#include "commands/program/parse.h"
 #include "support/paths.h"
 
 namespace so {
@@ -34,8 +34,12 @@ std::string sources_below(std::initializer_list<const char*> folders) {
 
 std::string source_of(const Command& command) {
   std::string name(command.name);
-  std::replace(name.begin(), name.end(), ' ', '_');
-  return text_of(fs::path(test::source_tree()) / "src" / "commands" / (name + ".cpp"));
+  fs::path folder = fs::path(test::source_tree()) / "src" / "commands";
+  if (const auto space = name.find(' '); space != name.npos) {
+    folder /= name.substr(0, space);
+    name[space] = '_';
+  }
+  return text_of(folder / (name + ".cpp"));
 }
 
 bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
@@ -59,18 +63,16 @@ bool reads(std::string_view text, std::string_view member) {
 // its options to.
 std::set<std::string> unread(const Command& command) {
   std::string text = source_of(command);
-  for (const char* file : {"src/options/option_groups.cpp", "src/commands/support/parse.cpp"})
+  for (const char* file : {"src/options/option_groups.cpp", "src/commands/program/parse.cpp"})
     text += text_of(fs::path(test::source_tree()) / file);
   if (text.find("run_request(options") != std::string::npos)
     text += sources_below({"plan"}) + text_of(fs::path(test::source_tree()) / "src/options/run_request.cpp");
   if (text.find("complete_ranks(options") != std::string::npos)
-    text += text_of(fs::path(test::source_tree()) / "src/commands/support/rank_work.cpp");
+    text += text_of(fs::path(test::source_tree()) / "src/commands/program/rank_work.cpp");
   if (text.find("parameter_rules(options") != std::string::npos)
     text += text_of(fs::path(test::source_tree()) / "src/checkpoint/parameter_options.cpp");
-  if (text.find("read_samples(options") != std::string::npos)
-    text += text_of(fs::path(test::source_tree()) / "src/commands/support/train_samples.cpp");
   if (text.find("sampling_of(options") != std::string::npos)
-    text += text_of(fs::path(test::source_tree()) / "src/commands/support/answer_options.cpp");
+    text += text_of(fs::path(test::source_tree()) / "src/commands/inference/answer_options.cpp");
   if (command.name == "train") {
     text += sources_below({"train", "checkpoint"});
     const std::string options = text_of(fs::path(test::source_tree()) / "src/options/train_options.cpp");

@@ -1,4 +1,4 @@
-#include "commands/support/parse.h"
+#include "commands/program/parse.h"
 
 #include <gtest/gtest.h>
 

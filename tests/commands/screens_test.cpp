@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "base/terminal.h"
-#include "commands/support/parse.h"
+#include "commands/program/parse.h"
 #include "support/label.h"
 #include "support/refusal.h"
 #include "support/terminal.h"

@@ -1,4 +1,4 @@
-#include "commands/support/terminate.h"
+#include "commands/program/terminate.h"
 
 #include <execinfo.h>
 #include <unistd.h>

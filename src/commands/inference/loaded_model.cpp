@@ -1,4 +1,4 @@
-#include "commands/support/loaded_model.h"
+#include "commands/inference/loaded_model.h"
 
 namespace so {
 namespace {

@@ -1,4 +1,4 @@
-#include "commands/support/show_record.h"
+#include "commands/show_record.h"
 
 #include <unistd.h>
 

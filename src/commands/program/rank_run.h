@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "commands/support/parse.h"
+#include "commands/program/parse.h"
 #include "ranks/launch.h"
 
 namespace so {

@@ -1,10 +1,10 @@
-#include "commands/support/bench_state.h"
+#include "commands/bench/bench_state.h"
 
 #include <algorithm>
 #include <chrono>
 #include <vector>
 
-#include "commands/support/random_model.h"
+#include "commands/bench/random_model.h"
 #include "model/random_weights.h"
 #include "offload/memory/device_weights.h"
 #include "offload/memory/unit_array.h"

@@ -1,4 +1,4 @@
-#include "commands/support/bench_step_report.h"
+#include "commands/bench/bench_step_report.h"
 
 #include <fmt/format.h>
 

@@ -14,7 +14,7 @@
 #include "checkpoint/directory_dtype.h"
 #include "checkpoint/source_model.h"
 #include "commands/command.h"
-#include "commands/support/shared_rows.h"
+#include "commands/shared_rows.h"
 #include "io/shard_reader.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"

@@ -1,4 +1,4 @@
-#include "commands/support/inference.h"
+#include "commands/inference/inference.h"
 
 #include <algorithm>
 

@@ -1,11 +1,11 @@
-#include "commands/support/rank_run.h"
+#include "commands/program/rank_run.h"
 
 #include <cstdlib>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/standard_streams.h"
-#include "commands/support/guard.h"
+#include "commands/program/guard.h"
 #include "ranks/local_launch.h"
 #include "ranks/mpi_ranks.h"
 #include "ranks/together.h"

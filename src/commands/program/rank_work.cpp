@@ -1,4 +1,4 @@
-#include "commands/support/rank_work.h"
+#include "commands/program/rank_work.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "commands/support/shell_text.h"
+#include "commands/shell_text.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/terminal.h"
-#include "commands/support/parse.h"
+#include "commands/program/parse.h"
 
 namespace so {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "checkpoint/source_model.h"
-#include "commands/support/inference.h"
+#include "commands/inference/inference.h"
 #include "model/text_generator.h"
 
 namespace so {

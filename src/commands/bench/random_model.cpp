@@ -1,4 +1,4 @@
-#include "commands/support/random_model.h"
+#include "commands/bench/random_model.h"
 
 #include <algorithm>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "commands/support/guard.h"
+#include "commands/program/guard.h"
 
 #include <algorithm>
 #include <exception>

@@ -1,4 +1,4 @@
-#include "commands/support/planned_step.h"
+#include "commands/planned_step.h"
 
 #include <fmt/format.h>
 

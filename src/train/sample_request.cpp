@@ -1,4 +1,4 @@
-#include "commands/support/train_samples.h"
+#include "train/sample_request.h"
 
 #include <filesystem>
 

@@ -1,11 +1,11 @@
-#include "commands/support/bench_ops_cases.h"
+#include "commands/bench/bench_ops_cases.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <set>
 
-#include "commands/support/random_model.h"
+#include "commands/bench/random_model.h"
 #include "model/flops.h"
 #include "model/rope.h"
 #include "plan/training_plan.h"

@@ -1,4 +1,4 @@
-#include "commands/support/answer_options.h"
+#include "commands/inference/answer_options.h"
 
 #include "options/option_groups.h"
 
