@@ -3,8 +3,8 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "commands/report/report_page.h"
 #include "io/metrics_reader.h"
-#include "report/report_page.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace so;

@@ -6,8 +6,8 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "commands/report/report_page.h"
 #include "io/samples.h"
-#include "report/report_page.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace so;

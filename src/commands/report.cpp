@@ -13,11 +13,11 @@
 #include "base/log.h"
 #include "base/quantities.h"
 #include "commands/command.h"
+#include "commands/report/page_server.h"
+#include "commands/report/report_page.h"
 #include "io/metrics_reader.h"
 #include "io/output_file.h"
 #include "io/run_lock.h"
-#include "report/page_server.h"
-#include "report/report_page.h"
 
 namespace so {
 namespace {

@@ -1,4 +1,4 @@
-#include "report/page_server.h"
+#include "commands/report/page_server.h"
 
 #include <arpa/inet.h>
 #include <microhttpd.h>

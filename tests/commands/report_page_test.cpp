@@ -1,4 +1,6 @@
 // The data of the report's page, the page around it, and the server that shows it.
+#include "commands/report/report_page.h"
+
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -10,9 +12,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "report/page_server.h"
-#include "report/report_page.h"
-#include "report/thinning.h"
+#include "commands/report/page_server.h"
+#include "commands/report/thinning.h"
 #include "support/errors.h"
 
 namespace so::test {

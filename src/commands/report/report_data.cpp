@@ -8,8 +8,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "report/report_page.h"
-#include "report/thinning.h"
+#include "commands/report/report_page.h"
+#include "commands/report/thinning.h"
 
 namespace so {
 namespace {

@@ -1,4 +1,4 @@
-#include "report/thinning.h"
+#include "commands/report/thinning.h"
 
 #include <algorithm>
 #include <array>

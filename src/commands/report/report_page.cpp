@@ -1,9 +1,9 @@
-#include "report/report_page.h"
+#include "commands/report/report_page.h"
 
 #include <utility>
 #include <vector>
 
-#include "report/page_text.h"
+#include "commands/report/page_text.h"
 
 namespace so {
 namespace {
