@@ -1,5 +1,5 @@
 # so_room(ROOM [OBJECTS] [COLD] [APART REGEX] [USES ROOM...] [LIBRARIES LIBRARY...]): the library so_ROOM of all sources
-# below src/ROOM but those of rooms inside it, which are declared before it. LIBRARIES are linked privately; CUDA and MPI
+# below src/ROOM but those of rooms inside it, declared before or after it. LIBRARIES are linked privately; CUDA and MPI
 # among them are the toolkit and the library, where there is one. OBJECTS: not an archive, from which a linker takes only
 # what something refers to, so that sources may register themselves. COLD: little of a run's time goes there, so builds
 # that only test (SO_OPTIMIZE_COLD=OFF) do not optimize it, which compiles in half of the time. APART: sources that use the
@@ -11,11 +11,10 @@ function(so_room room)
   set(folder ${PROJECT_SOURCE_DIR}/src/${room})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cpp ${folder}/*.cu)
   list(FILTER sources EXCLUDE REGEX "/src/commands/main.cpp$")
-  get_property(declared GLOBAL PROPERTY SO_ROOM_FOLDERS)
-  foreach(inner IN LISTS declared)
-    if(inner MATCHES "^${room}/")
-      list(FILTER sources EXCLUDE REGEX "/src/${inner}/")
-    endif()
+  file(STRINGS ${PROJECT_SOURCE_DIR}/cmake/rooms.cmake declared REGEX "^so_room\\(${room}/")
+  foreach(line IN LISTS declared)
+    string(REGEX REPLACE "^so_room\\(([^ ]+).*" "\\1" inner ${line})
+    list(FILTER sources EXCLUDE REGEX "/src/${inner}/")
   endforeach()
   # A room's cuda/ folder, or the no_cuda/ one that stands in for it.
   if(SO_HAVE_CUDA)

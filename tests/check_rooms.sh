@@ -51,10 +51,10 @@ grep -rnE '^#include "' . --include='*.h' --include='*.cpp' --include='*.cu' --i
   echo "check_rooms: see cmake/rooms.cmake and docs/architecture.md" >&2
   exit 1
 }
-# Differences between devices stay behind device/, ops/, optim/ and collectives/; of these all but the last may ask which
+# Differences between devices stay behind device/, ops/, optim/ and ranks/collectives/; of these all but the last may ask which
 # kind a device is of.
-if grep -rnE '#include "(device|ops|optim|collectives)/(cpu|cuda|nccl)/' . --include='*.h' --include='*.cpp' |
-  sed 's|^\./||' | grep -vE '^(device|ops|optim|collectives)/'; then
+if grep -rnE '#include "(device|ops|optim|ranks/collectives)/(cpu|cuda|nccl)/' . --include='*.h' --include='*.cpp' |
+  sed 's|^\./||' | grep -vE '^(device|ops|optim|ranks/collectives)/'; then
   echo "check_rooms: a backend's header is included above the rooms that implement one" >&2
   exit 1
 fi

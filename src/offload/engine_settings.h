@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "base/number_formats.h"
-#include "collectives/route.h"
 #include "offload/memory/device_weights.h"
 #include "offload/schedule/placement.h"
 #include "offload/schedule/update_policy.h"
 #include "optim/adamw.h"
+#include "ranks/collectives/route.h"
 #include "ranks/communicator.h"
 
 namespace so {

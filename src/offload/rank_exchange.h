@@ -14,12 +14,12 @@
 #include <span>
 #include <vector>
 
-#include "collectives/device_collectives.h"
 #include "offload/memory/device_weights.h"
 #include "offload/memory/gathered_weights.h"
 #include "offload/memory/unit_gradients.h"
 #include "offload/schedule/bucket.h"
 #include "optim/engine_ops.h"
+#include "ranks/collectives/device_collectives.h"
 #include "ranks/communicator.h"
 #include "ranks/shard_map.h"
 

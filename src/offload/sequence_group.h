@@ -3,10 +3,10 @@
 
 #include <memory>
 
-#include "collectives/device_peers.h"
-#include "collectives/route.h"
 #include "offload/memory/sequence_exchange.h"
 #include "optim/engine_ops.h"
+#include "ranks/collectives/device_peers.h"
+#include "ranks/collectives/route.h"
 #include "ranks/communicator.h"
 
 namespace so {

@@ -8,10 +8,10 @@
 
 #include "base/dtype.h"
 #include "base/option_table.h"
-#include "collectives/route.h"
 #include "device/device.h"
 #include "optim/lr_schedule.h"
 #include "options/plan_choice.h"
+#include "ranks/collectives/route.h"
 
 namespace so {
 

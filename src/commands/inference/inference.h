@@ -8,11 +8,11 @@
 
 #include "base/number_formats.h"
 #include "checkpoint/source_model.h"
-#include "collectives/route.h"
 #include "model/model_on_device.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"
 #include "plan/memory/memory_room.h"
+#include "ranks/collectives/route.h"
 
 namespace so {
 

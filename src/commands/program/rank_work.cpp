@@ -10,11 +10,11 @@
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/log.h"
-#include "collectives/route.h"
 #include "device/backend.h"
 #include "device/gpu_place.h"
 #include "model/sequence_split.h"
 #include "ranks/binding.h"
+#include "ranks/collectives/route.h"
 #include "ranks/together.h"
 
 namespace so {

@@ -13,9 +13,9 @@
 
 #include "base/error.h"
 #include "base/tensor.h"
-#include "collectives/device_collectives.h"
 #include "optim/engine_ops.h"
 #include "plan/machine/hardware.h"
+#include "ranks/collectives/device_collectives.h"
 #include "ranks/together.h"
 
 namespace so {

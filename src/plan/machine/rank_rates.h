@@ -1,8 +1,8 @@
 // The rates of a machine while all ranks of a run use it.
 #pragma once
 
-#include "collectives/route.h"
 #include "plan/machine/rate_cache.h"
+#include "ranks/collectives/route.h"
 #include "ranks/communicator.h"
 
 namespace so {

@@ -1,4 +1,4 @@
-#include "collectives/nccl/nccl_communicator.h"
+#include "ranks/collectives/nccl/nccl_communicator.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "collectives/nccl/nccl_library.h"
 #include "device/cuda/cuda_device.h"
+#include "ranks/collectives/nccl/nccl_library.h"
 #include "ranks/together.h"
 #include "ranks/waiting.h"
 

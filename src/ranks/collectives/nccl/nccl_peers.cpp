@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/device_peers.h"
-#include "collectives/nccl/nccl_communicator.h"
+#include "ranks/collectives/device_peers.h"
+#include "ranks/collectives/nccl/nccl_communicator.h"
 
 namespace so {
 namespace {

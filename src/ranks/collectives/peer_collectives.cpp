@@ -1,4 +1,4 @@
-#include "collectives/peer_collectives.h"
+#include "ranks/collectives/peer_collectives.h"
 
 #include <algorithm>
 #include <numeric>

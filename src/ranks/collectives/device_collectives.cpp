@@ -1,14 +1,14 @@
-#include "collectives/device_collectives.h"
+#include "ranks/collectives/device_collectives.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/error.h"
-#include "collectives/cpu_collectives.h"
-#include "collectives/device_peers.h"
-#include "collectives/peer_collectives.h"
 #include "device/backend.h"
 #include "device/gpu_place.h"
+#include "ranks/collectives/cpu_collectives.h"
+#include "ranks/collectives/device_peers.h"
+#include "ranks/collectives/peer_collectives.h"
 
 namespace so {
 namespace {

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "collectives/route.h"
-#include "collectives/slice_gather.h"
 #include "device/device.h"
+#include "ranks/collectives/route.h"
+#include "ranks/collectives/slice_gather.h"
 #include "ranks/communicator.h"
 
 namespace so {

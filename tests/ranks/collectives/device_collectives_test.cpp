@@ -1,7 +1,7 @@
 // Collectives on devices' memory, of ranks that are threads: on the CPU device as it has them, and through pinned
 // memory in small pieces, which several ranks that share one GPU can do, too. Copies between GPUs are tried by
 // processes (gpu.ranks): of threads, whose device is one, each may wait for all others' streams.
-#include "collectives/device_collectives.h"
+#include "ranks/collectives/device_collectives.h"
 
 #include <gtest/gtest.h>
 
@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "collectives/device_peers.h"
-#include "collectives/peer_collectives.h"
 #include "device/gpu_place.h"
 #include "ranks/collective_cases.h"
+#include "ranks/collectives/device_peers.h"
+#include "ranks/collectives/peer_collectives.h"
 #include "ranks/shard_map.h"
 #include "support/device_rig.h"
 #include "support/jitter.h"

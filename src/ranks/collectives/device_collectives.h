@@ -9,10 +9,10 @@
 
 #include "base/accumulate.h"
 #include "base/tensor.h"
-#include "collectives/route.h"
-#include "collectives/slice_gather.h"
 #include "device/device.h"
 #include "optim/engine_ops.h"
+#include "ranks/collectives/route.h"
+#include "ranks/collectives/slice_gather.h"
 #include "ranks/communicator.h"
 
 namespace so {

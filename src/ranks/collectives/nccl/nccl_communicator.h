@@ -1,5 +1,5 @@
-// A communicator of NCCL's for one stream at a time, watched (collectives/cuda/collective_watch.h): NCCL's kernels wait
-// for other ranks without end.
+// A communicator of NCCL's for one stream at a time, watched (ranks/collectives/cuda/collective_watch.h): NCCL's
+// kernels wait for other ranks without end.
 #pragma once
 
 #include <nccl.h>
@@ -9,8 +9,8 @@
 #include <memory>
 #include <mutex>
 
-#include "collectives/cuda/collective_watch.h"
 #include "device/device.h"
+#include "ranks/collectives/cuda/collective_watch.h"
 #include "ranks/communicator.h"
 
 namespace so {

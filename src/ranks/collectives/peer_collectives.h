@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "collectives/device_collectives.h"
-#include "collectives/device_peers.h"
+#include "ranks/collectives/device_collectives.h"
+#include "ranks/collectives/device_peers.h"
 
 namespace so {
 

@@ -1,4 +1,4 @@
-#include "collectives/cpu_collectives.h"
+#include "ranks/collectives/cpu_collectives.h"
 
 #include <numeric>
 #include <vector>

@@ -1,7 +1,7 @@
 // Collectives on memory that is the host's (the CPU device): the Communicator's, as work of a stream.
 #pragma once
 
-#include "collectives/device_collectives.h"
+#include "ranks/collectives/device_collectives.h"
 
 namespace so {
 

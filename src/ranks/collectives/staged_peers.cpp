@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "collectives/device_peers.h"
+#include "ranks/collectives/device_peers.h"
 
 namespace so {
 namespace {

@@ -1,5 +1,5 @@
 // NCCL with one rank, which is all that one GPU can have: every call is made, and every way out is gone.
-#include "collectives/nccl/nccl_communicator.h"
+#include "ranks/collectives/nccl/nccl_communicator.h"
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "collectives/device_collectives.h"
-#include "collectives/route.h"
 #include "ranks/collective_cases.h"
+#include "ranks/collectives/device_collectives.h"
+#include "ranks/collectives/route.h"
 #include "ranks/thread_ranks.h"
 #include "support/device_rig.h"
 #include "support/on_gpu.h"

@@ -1,4 +1,4 @@
-#include "collectives/cuda/collective_watch.h"
+#include "ranks/collectives/cuda/collective_watch.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
 #include "base/error.h"
-#include "collectives/device_peers.h"
+#include "ranks/collectives/device_peers.h"
 
 namespace so {
 

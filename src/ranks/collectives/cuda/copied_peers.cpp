@@ -19,14 +19,14 @@
 #include <vector>
 
 #include "base/error.h"
-#include "collectives/cuda/collective_watch.h"
-#include "collectives/device_peers.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/peer_memory.h"
 #include "device/cuda/shared_words.h"
 #include "device/cuda/stream_values.h"
 #include "device/wait_on_exit.h"
 #include "optim/engine_ops.h"
+#include "ranks/collectives/cuda/collective_watch.h"
+#include "ranks/collectives/device_peers.h"
 #include "ranks/together.h"
 
 namespace so {

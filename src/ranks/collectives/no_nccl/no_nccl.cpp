@@ -1,6 +1,6 @@
 #include "base/error.h"
-#include "collectives/device_peers.h"
-#include "collectives/route.h"
+#include "ranks/collectives/device_peers.h"
+#include "ranks/collectives/route.h"
 
 namespace so {
 namespace {

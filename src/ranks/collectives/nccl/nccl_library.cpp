@@ -1,4 +1,4 @@
-#include "collectives/nccl/nccl_library.h"
+#include "ranks/collectives/nccl/nccl_library.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "collectives/route.h"
+#include "ranks/collectives/route.h"
 
 namespace so {
 namespace {
