@@ -12,7 +12,7 @@ so_room(data COLD USES io data/tokenizer LIBRARIES simdjson::simdjson nlohmann_j
 so_room(offload/schedule USES device optim)
 so_room(offload/memory USES device optim offload/schedule)
 so_room(offload USES device optim ranks ranks/collectives offload/schedule offload/memory)
-so_room(frameworks USES device optim ranks offload offload/memory offload/schedule)
+so_room(train/frameworks USES device optim ranks offload offload/memory offload/schedule)
 # Declared behind offload, so that its test program, which is given the rooms before it, shows that the engine links
 # without a model's operations and their libraries.
 so_room(ops USES device LIBRARIES so_dnnl PkgConfig::hwy CUDA)

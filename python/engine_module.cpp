@@ -15,11 +15,11 @@
 
 #include "base/error.h"
 #include "base/host_memory.h"
-#include "frameworks/tensor_optimizer.h"
 #include "offload/verdict.h"
 #include "optim/engine_ops.h"
 #include "options/deepspeed_optimizer.h"
 #include "ranks/communicator.h"
+#include "train/frameworks/tensor_optimizer.h"
 
 namespace nb = nanobind;
 

@@ -1,5 +1,5 @@
 // AdamW for tensors of another framework equals a plain loop over their elements to the bit, whatever comes when.
-#include "frameworks/tensor_optimizer.h"
+#include "train/frameworks/tensor_optimizer.h"
 
 #include <gtest/gtest.h>
 
@@ -25,6 +25,7 @@
 #include "optim/adamw_twin.h"
 #include "optim/clip.h"
 #include "support/device_rig.h"
+#include "support/label.h"
 #include "support/sanitized.h"
 
 namespace so::test {
@@ -383,6 +384,7 @@ unsigned seeds_to_run() {
   return seeds;
 }
 
+SO_LABEL(tsan, "TensorOptimizer.*");
 TEST(TensorOptimizer, AnythingAtRandomIsThePlainLoop) {
   Tally tally;
   const unsigned seeds = seeds_to_run();

@@ -1,4 +1,4 @@
-#include "frameworks/tensor_optimizer.h"
+#include "train/frameworks/tensor_optimizer.h"
 
 #include <algorithm>
 #include <cmath>
