@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <map>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -260,6 +263,75 @@ TEST(HostSchedule, GradientsThatAreLeftUntilAfterTheVerdictGoBehindTheOthers) {
   std::vector<int> order;
   for (const Bucket* bucket : host.schedule.landing_order(host.buckets)) order.push_back(bucket->index());
   EXPECT_EQ(order, (std::vector{3, 2, 0, 4, 1})) << "0 is the device's, and 1 a late one, whatever is chosen";
+}
+
+// What idle() is to say, asked of every bucket in the order in which gradients become complete.
+HostSchedule::Idle idle_by_definition(const Host& host, const UpdateChoice& choice,
+                                      const std::map<int, HostTask>& hand) {
+  const HostSchedule& schedule = host.schedule;
+  bool any_place = false, any = false, all = true;
+  for (const int i : schedule.owned()) any_place = any_place || schedule.place_of(i) >= 0;
+  const bool all_full = any_place && host.places.spare == 0;
+  HostSchedule::Idle left{HostTime::verdict, -1};
+  for (const int i : {4, 3, 2, 1}) {
+    const Bucket& bucket = host.buckets[static_cast<std::size_t>(i)];
+    any = any || !schedule.is_decided(bucket);
+    all = all && !schedule.is_decided(bucket);
+    if (schedule.is_decided(bucket) || hand.contains(i) || bucket.state() != BucketState::deferred) continue;
+    const bool wants_place = all_full || choice.ahead[static_cast<std::size_t>(i) - 1] == Ahead::speculate;
+    if (left.bucket < 0 || (wants_place && left.reason == HostTime::verdict))
+      left = {wants_place ? HostTime::place : HostTime::verdict, i};
+  }
+  if (left.bucket >= 0) return left;
+  return {any && all ? HostTime::verdict : HostTime::gradient, -1};
+}
+
+// In any order of gradients, work by both and verdicts, skipped, clipped and reopened steps among them.
+TEST(HostSchedule, WhyItIsIdleIsThatOfTheDefinition) {
+  std::map<HostTime, int> seen;
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    const auto below = [&](unsigned n) { return static_cast<int>(random() % n); };
+    Host host(below(5));
+    std::map<int, HostTask> hand;  // buckets in hand, and what was begun with them
+    for (int step = 0; step < 8; ++step) {
+      UpdateChoice choice{std::vector(4, Ahead::leave), std::vector(4, After::in_place),
+                          std::vector(4, After::in_place)};
+      for (std::size_t i = 0; i < 4; ++i) {
+        choice.ahead[i] = static_cast<Ahead>(below(3));
+        choice.after[i] = static_cast<After>(below(2));
+        choice.redo[i] = static_cast<After>(below(2));
+      }
+      host.schedule.begin_step(choice);
+      for (int landed = 0; landed < 5;) {
+        const int what = below(5), bucket = 4 - landed;
+        if (what == 0 && landed == 4) {
+          const int verdict = below(6);
+          verdict == 5 ? host.schedule.reopen() : host.schedule.decide(verdict > 0, verdict > 1);
+          ++landed;
+        } else if (what == 0 && host.schedule.needs_no_gradient(host.at(bucket)) && !hand.contains(bucket)) {
+          host.schedule.land(host.at(bucket));
+          host.schedule.landed(host.at(bucket));
+          ++landed;
+        } else if (what < 3 && hand.size() < 3) {
+          const int index = host.schedule.take(what == 1 ? Updater::host : Updater::link);
+          if (index >= 0) hand[index] = HostTask::none;
+        } else if (!hand.empty()) {
+          auto& [index, task] = *std::next(hand.begin(), below(static_cast<unsigned>(hand.size())));
+          if (task == HostTask::none) task = host.schedule.begin(index);
+          if (below(2) == 0) {
+            host.schedule.complete(index, task);
+            hand.erase(index);
+          }
+        }
+        const HostSchedule::Idle idle = host.schedule.idle(), wanted = idle_by_definition(host, choice, hand);
+        ASSERT_EQ(idle.reason, wanted.reason) << "seed " << seed << ", step " << step;
+        ASSERT_EQ(idle.bucket, wanted.bucket) << "seed " << seed << ", step " << step;
+        ++seen[idle.reason];
+      }
+    }
+  }
+  for (const HostTime reason : {HostTime::gradient, HostTime::place, HostTime::verdict}) EXPECT_GT(seen[reason], 100);
 }
 
 TEST(HostSchedule, ChoicesAreForAllItOwns) {

@@ -50,6 +50,8 @@ void HostSchedule::begin_step(UpdateChoice choice) {
     if (e.late || ahead == Ahead::preview) ahead = Ahead::leave;
     choice_.after[turn_of(index)] = choice_.redo[turn_of(index)] = After::in_place;
   }
+  without_place_.merge(unwanted_);
+  for (const int index : std::exchange(without_place_, {})) leave(index);
 }
 
 void HostSchedule::land(Bucket& bucket) {
@@ -62,25 +64,34 @@ void HostSchedule::land(Bucket& bucket) {
 void HostSchedule::landed(Bucket& bucket) {
   Entry& e = entry(bucket.index());
   bucket.defer();
-  e.decided = e.redo = false;
+  undecided_ += std::exchange(e.decided, false) ? 1 : 0;
+  e.redo = false;
   ahead_.push_back(bucket.index());
+  leave(bucket.index());
 }
 
 void HostSchedule::decide(bool stands, bool unclipped) {
   stands_ = stands;
   as_speculated_ = stands && unclipped;
   late_open_ = !stands;
-  ahead_.clear();
+  forget_ahead();
   for (const int index : owned_) {
     entry(index).decided = true;
     if (!entry(index).in_hand) apply_verdict(bucket(index));
   }
 }
 
+void HostSchedule::forget_ahead() {
+  ahead_.clear();
+  without_place_.clear();
+  unwanted_.clear();
+  undecided_ = 0;
+}
+
 void HostSchedule::reopen() {
   stands_ = as_speculated_ = false;
   late_open_ = true;
-  ahead_.clear();
+  forget_ahead();
   for (const int index : owned_) {
     if (std::exchange(entry(index).decided, true)) continue;
     if (!entry(index).in_hand) apply_verdict(bucket(index));
@@ -156,8 +167,10 @@ int HostSchedule::most_urgent(Updater updater) {
   while (!ahead_.empty()) {
     const int index = ahead_.front();
     ahead_.pop_front();
-    if (choice_.ahead[turn_of(index)] == Ahead::speculate && places_.has_spare())
+    if (choice_.ahead[turn_of(index)] == Ahead::speculate && places_.has_spare()) {
       entry(index).place = places_.take_spare();
+      ++places_taken_;
+    }
     if (task_of(index) != HostTask::none) return index;
   }
   return -1;
@@ -166,6 +179,8 @@ int HostSchedule::most_urgent(Updater updater) {
 int HostSchedule::take(Updater updater) {
   const int index = most_urgent(updater);
   if (index >= 0) {
+    without_place_.erase(index);
+    unwanted_.erase(index);
     entry(index).in_hand = true;
     entry(index).updater = updater;
   }
@@ -183,22 +198,17 @@ std::vector<Bucket*> HostSchedule::landing_order(std::span<Bucket> complete) con
 }
 
 HostSchedule::Idle HostSchedule::idle() const {
-  const auto turn_has_place = [&](int i) { return entry(i).place >= 0; };
-  const bool all_full = !places_.has_spare() && std::any_of(owned_.begin(), owned_.end(), turn_has_place);
-  bool any = false, all = true;  // have a gradient without a verdict
-  Idle left{HostTime::verdict, -1};
-  for (auto i = owned_.rbegin(); i != owned_.rend(); ++i) {  // in the order in which gradients become complete
-    any = any || !entry(*i).decided;
-    all = all && !entry(*i).decided;
-    if (entry(*i).decided || entry(*i).in_hand ||
-        buckets_[static_cast<std::size_t>(*i)].state() != BucketState::deferred)
-      continue;
-    const bool wants_place = all_full || choice_.ahead[turn_of(*i)] == Ahead::speculate;
-    if (left.bucket < 0 || (wants_place && left.reason == HostTime::verdict))
-      left = {wants_place ? HostTime::place : HostTime::verdict, *i};
-  }
-  if (left.bucket >= 0) return left;
-  return {any && all ? HostTime::verdict : HostTime::gradient, -1};
+  const auto highest = [](const std::set<int>& left) { return left.empty() ? -1 : *left.rbegin(); };
+  const int without_place = highest(without_place_), unwanted = highest(unwanted_);
+  const bool all_full = places_taken_ > 0 && !places_.has_spare();
+  if (const int first = all_full ? std::max(without_place, unwanted) : without_place; first >= 0)
+    return {HostTime::place, first};
+  if (unwanted >= 0) return {HostTime::verdict, unwanted};
+  return {undecided_ > 0 && undecided_ == owned_.size() ? HostTime::verdict : HostTime::gradient, -1};
+}
+
+void HostSchedule::leave(int index) {
+  (choice_.ahead[turn_of(index)] == Ahead::speculate ? without_place_ : unwanted_).insert(index);
 }
 
 HostTask HostSchedule::task_of(int index) const {
@@ -225,7 +235,9 @@ HostTask HostSchedule::task_of(int index) const {
 }
 
 void HostSchedule::give_back_place(Entry& entry) {
-  if (entry.place >= 0) places_.give_back(std::exchange(entry.place, -1));
+  if (entry.place < 0) return;
+  places_.give_back(std::exchange(entry.place, -1));
+  --places_taken_;
 }
 
 HostTask HostSchedule::begin(int index) {
@@ -307,6 +319,7 @@ void HostSchedule::complete(int index, HostTask task) {
       return;
     case HostTask::adopt:
       places_.adopt(std::exchange(e.place, -1), b);
+      --places_taken_;
       b.depart();
       return;
     case HostTask::restore:

@@ -145,6 +145,8 @@ class HostSchedule {
   void make_due(int index) { (entry(index).late ? late_due_ : due_).insert(index); }
   void apply_verdict(Bucket& bucket);
   void give_back_place(Entry& entry);
+  void leave(int index);
+  void forget_ahead();
   std::size_t turn_of(int index) const { return static_cast<std::size_t>(turn_of_[static_cast<std::size_t>(index)]); }
   Bucket& bucket(int index) { return buckets_[static_cast<std::size_t>(index)]; }
   Entry& entry(int index) { return entries_[static_cast<std::size_t>(index)]; }
@@ -161,6 +163,10 @@ class HostSchedule {
   bool late_open_ = true;
   std::set<int> due_, late_due_, adopting_first_, adopting_, owing_;
   std::deque<int> ahead_;  // in the order their gradients become complete
+  // For idle(), which the simulator asks at every event: gradients before their verdict that are not in hand, of
+  // buckets to be speculated and of others; how many there are before their verdict; and how many places are taken.
+  std::set<int> without_place_, unwanted_;
+  std::size_t undecided_ = 0, places_taken_ = 0;
   HostCounters counters_;
 };
 
