@@ -31,6 +31,7 @@
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/host_schedule.h"
+#include "offload/schedule/step_time.h"
 #include "offload/schedule/update_policy.h"
 #include "optim/adamw.h"
 
@@ -239,7 +240,7 @@ class HostOptimizer {
   AdamWSteps unclipped_, final_;
   bool stop_ = false;
   std::exception_ptr error_;
-  HostPace pace_, link_pace_;
+  HostPace pace_{follow_share}, link_pace_{1};
   HostClock clock_;  // the thread's; it has a lock of its own
 
   std::unique_ptr<LinkUpdate> link_;  // null: the device updates none

@@ -22,7 +22,7 @@ void HostPace::restart() {
 void HostPace::add(HostTask task, double seconds, std::int64_t elements) {
   Mean& mean = task == HostTask::preview || task == HostTask::weights_first ? previews_ : updates_;
   mean.seconds += seconds;
-  mean.elements += static_cast<double>(elements);
+  mean.elements += (task == HostTask::follow ? follow_ : 1) * static_cast<double>(elements);
   mean.value = mean.seconds / mean.elements;
 }
 

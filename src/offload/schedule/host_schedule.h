@@ -53,6 +53,8 @@ enum class Updater : std::uint8_t { host, link };
 // restart() stays; 0 at first. The policy is told these for each step (UpdateFacts).
 class HostPace {
  public:
+  // `follow`: what state that follows takes of an update's time.
+  explicit HostPace(double follow) : follow_(follow) {}
   void restart();
   void add(HostTask task, double seconds, std::int64_t elements);
   double update_seconds() const { return updates_.value; }
@@ -62,6 +64,7 @@ class HostPace {
   struct Mean {
     double seconds = 0, elements = 0, value = 0;
   };
+  double follow_;
   Mean updates_, previews_;
 };
 

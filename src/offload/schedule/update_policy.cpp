@@ -15,12 +15,6 @@ namespace {
 // The next step's rates may be lower than those measured, and the link's traffic comes unevenly: a choice is judged by
 // the mean of what it takes at the measured rates and at this part of them.
 constexpr double usable = 0.9;
-// By so much a step in which all is left until after the verdict may last longer than it was played to: the link takes
-// time too, an embedding has many elements and is done at once, and the last of what is measured as the forward pass is
-// the head's. What is done ahead has time to spare.
-constexpr double surprise = 0.02;
-// A preview's share of an update's traffic, until one has been measured.
-constexpr double preview_share = 0.6;
 
 constexpr std::array step_times{&StepTimes::update_seconds,  &StepTimes::preview_seconds,
                                 &StepTimes::link_seconds,    &StepTimes::link_preview_seconds,
@@ -153,8 +147,6 @@ class Outlook {
 
   const UpdateFacts& slower() const { return slower_; }
   std::size_t places() const { return places_; }
-  // Whether the device alone would take as long.
-  bool is_least(double seconds) const { return shorter * seconds < measured_timer_.least_seconds(); }
   // Both return any seconds from `limit` on as soon as these are known not to be less.
   double seconds(const UpdateChoice& choice, Verdicts verdicts, double limit = unlimited) {
     const double slower = slower_timer_.seconds(choice, verdicts);
@@ -213,21 +205,18 @@ class AdaptivePolicy final : public UpdatePolicy {
     const auto [first, none_seconds] = shortest(f.previews ? n : 0, [&](std::size_t i, double limit) {
       return outlook.seconds(nothing_ahead(n, i), Verdicts::clip, limit);
     });
-    const auto [bands, bands_seconds] = safest_bands(outlook);
+    const auto [bands, bands_seconds] = best_bands(outlook);
     const auto [left_first, ahead_seconds] = first_of_left(outlook, with_bands(n, places_here, bands), bands_seconds);
 
-    // Work that a clipped step voids costs what the host had no time for, and up to two buckets that are under way.
-    double total = 0;
-    for (const std::int64_t elements : f.elements) total += static_cast<double>(elements);
-    const double under_way = 2 * total / static_cast<double>(count) * f.update_seconds;
     UpdateChoice ahead = with_bands(n, places_here, bands);
     ahead.redo = nothing_ahead(n, first).redo;
-    const double void_seconds = std::max(none_seconds, outlook.seconds(ahead, Verdicts::clip)) + under_way;
     const double p = f.clip_rate;
-    const double expected_ahead = (1 - p) * ahead_seconds + p * void_seconds,
-                 expected_left = (1 - p) * (1 + surprise) * none_seconds + p * none_seconds;
+    const double expected_ahead =
+                     (1 - p) * ahead_seconds + p * std::max(none_seconds, outlook.seconds(ahead, Verdicts::clip)),
+                 expected_left = none_seconds;
     const UpdateChoice none = nothing_ahead(count, std::min(count, first * each));
-    if (expected_ahead >= expected_left) return none;
+    // Where neither is shorter, work ahead has time to spare, unless most of it is void.
+    if (p < 0.5 ? shorter * expected_ahead > expected_left : expected_ahead >= expected_left) return none;
     Bands all{std::min(places, bands.top * each), 0, bands.previews * each};
     all.left = std::min(count - all.top, bands.left * each);
     UpdateChoice choice = with_bands(count, places, all);
@@ -247,24 +236,6 @@ class AdaptivePolicy final : public UpdatePolicy {
       return outlook.seconds(choice, Verdicts::stand, limit);
     });
     return least < shorter * seconds ? std::pair(first, least) : std::pair(std::size_t{0}, seconds);
-  }
-
-  // Where the device is the limit, many bands are as quick as the best. Of these it takes those that are best for the
-  // slowest host with which the device would still be the limit, unless they leave more: a busy host can be a fifth
-  // slower in the next step.
-  static std::pair<Bands, double> safest_bands(Outlook& outlook) {
-    constexpr int slower_hosts = 4;
-    std::pair<Bands, double> safest = best_bands(outlook);
-    UpdateFacts facts = outlook.slower();
-    for (int i = 0; i < slower_hosts && outlook.is_least(safest.second); ++i) {
-      Outlook slower(facts, outlook.places());
-      const auto [bands, slower_seconds] = best_bands(slower);
-      const double seconds = outlook.seconds(bands);
-      if (bands.left > safest.first.left || !outlook.is_least(slower_seconds) || !outlook.is_least(seconds)) break;
-      safest = {bands, seconds};
-      facts = slower.slower();
-    }
-    return safest;
   }
 
   // At the top, what would be done in time in any case is left; the next are speculated, as many as have places, and

@@ -82,10 +82,9 @@ std::unique_ptr<UpdatePolicy> make_synchronous_policy();
 
 // Takes the choice with the shortest step, from a few that it simulates with the facts (step_time.h). It speculates as
 // many buckets as there are spare places. If these are not all, it leaves the highest, which are in time for the
-// forward pass anyway, speculates those below them, and previews as many of the lowest as pay. Where the device is the
-// limit, it leaves fewer, so that the device would not wait for a slower host either. After the verdict it lets weights
-// go first for as many as pay, of those left and, in a clipped step, of all. If steps are clipped so often that work
-// ahead of the verdict costs more than it saves, it does nothing ahead.
+// forward pass anyway, speculates those below them, and previews as many of the lowest as pay. After the verdict it
+// lets weights go first for as many as pay, of those left and, in a clipped step, of all. If steps are clipped so often
+// that work ahead of the verdict costs more than it saves, it does nothing ahead.
 std::unique_ptr<UpdatePolicy> make_adaptive_policy();
 
 }  // namespace so

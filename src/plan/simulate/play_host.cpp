@@ -9,10 +9,6 @@ namespace {
 
 constexpr double same_facts = 1e-3;
 constexpr double rounding = 1e-9;
-// Weights alone are read far more than written, and reads reach so much of the rate of an update's traffic: in steps of
-// Phi-4 and GPT-OSS-20B on an H200 they took 0.8 and 0.86 of an update's time, where their bytes say 0.57 and 0.6. With
-// nothing beside them bench_adamw found 0.64 and 0.69.
-constexpr double reading_share = 0.7;
 
 }  // namespace
 

@@ -208,7 +208,7 @@ class StepPlay {
   bool bringing_masters_ = false, masters_here_ = false;
 
   // The figures that the engine would measure.
-  HostPace pace_, link_pace_;
+  HostPace pace_{follow_share}, link_pace_{1};
   double streaming_seconds_ = 0, streaming_elements_ = 0;  // of this step's forward passes
   double stream_seconds_ = 0;                              // an element, of the last step in which any streamed
   double forward_seconds_ = 0, backward_seconds_ = 0, phase_ = 0;
