@@ -210,7 +210,7 @@ TEST(MovedOnRanks, AReductionWaitsForTheGradientThatLeavesItsPlace) {
   CountedRun run = two_units(0.5, 0);
   run.units.assign(7, {1000, 1, 2, 0.5, 0});
   run.counts.device_units = 0;
-  run.gradient_bytes = 4;
+  run.bytes.gradient = 4;
   run.link_to_host = 500;
   const SimulatedStep stays = Simulator(run.of(), std::make_unique<LeavingPolicy>()).settle();
   EXPECT_NEAR(waited_for(stays, WaitReason::verdict), 0.5, 1e-9) << "for the last reduction";

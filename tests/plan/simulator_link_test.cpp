@@ -59,7 +59,7 @@ TEST(Simulator, TheLinkSpeculatesToo) {
 CountedRun streaming() {
   CountedRun run = seconds_each(5, 0.5, 1);
   run.counts.streamed_units = 3;
-  run.gradient_bytes = run.weight_bytes = 0;
+  run.bytes.gradient = run.bytes.weight = 0;
   run.host_memory = run.link_to_host = 1e12;
   return run;
 }
@@ -79,7 +79,7 @@ TEST(Simulator, WeightsStreamAsTheyBecomeFinalIfTheDeviceWaits) {
   run.units[2].elements = 10;
   run.placement.bucket_elements = 250;
   run.counts.streamed_units = 1;
-  run.gradient_bytes = run.weight_bytes = 0;
+  run.bytes.gradient = run.bytes.weight = 0;
   run.link_to_host = run.host_memory = 1e12;
   run.host_adamw = 24'000;
   const SimulatedStep step = Simulator(run.of(), always(Ahead::leave)).settle();
@@ -125,7 +125,7 @@ TEST(Simulator, InputsAreMadeAgainInBackward) {
 TEST(Simulator, StreamedWeightsWaitForTheHost) {
   CountedRun run = streaming();
   run.host_memory = 24'000;
-  run.stream_bytes = 1e-6;  // so that copies take nothing of the memory
+  run.bytes.stored = 1e-6;  // so that copies take nothing of the memory
   run.link_to_device = 1e-3;
   const SimulatedStep step = Simulator(run.of(), always(Ahead::leave)).settle();
   EXPECT_NEAR(step.seconds, 6 + 5, 1e-5);
@@ -153,7 +153,7 @@ TEST(Simulator, StateWaitsForGradientsThatMove) {
   run.placement.bucket_elements = 100;
   run.placement.spare_buckets = 60;
   run.placement.over_link = true;
-  run.state_bytes = 0.7;
+  run.bytes.state = 0.7;
   run.host_adamw = 3'000;
   run.host_memory = 1e9;
   const auto done_beside_gradients = [](const CountedRun& r) {
@@ -184,8 +184,8 @@ CountedRun summing(int micro_batches) {
   CountedRun run = seconds_each(5, 0.5, 1);
   run.counts.move_gradients = true;
   run.micro_batches = micro_batches;
-  run.sum_bytes = 4;
-  run.gradient_bytes = run.weight_bytes = 0;
+  run.bytes.sum = 4;
+  run.bytes.gradient = run.bytes.weight = 0;
   run.host_memory = 1e12;
   return run;
 }

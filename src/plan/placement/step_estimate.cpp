@@ -91,31 +91,28 @@ double least_seconds(const SimulatedRun& run) {
   };
   const double copies = copies_of(placement.count(ResidencyKind::streamed), stream_places),
                gather_copies = copies_of(placement.gathered(), gather_places);
-  double pass = 0, to_device = 0, reduce = 0, gather = 0, sums = 0;
+  double pass = 0, to_device = 0, to_host = 0, reduce = 0, gather = 0, sums = 0;
   int moved = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     const UnitPlacement& row = placement.units[u];
-    const auto elements = static_cast<double>(run.units[u].elements),
-               weights = elements + static_cast<double>(run.units[u].frozen);
-    pass += run.units[u].first_forward();
-    reduce += (row.sliced ? micro_batches : 1) * run.units[u].reduce;
-    gather += (is_gathered(row.weights) ? gather_copies : 1) * run.units[u].gather;
-    if (row.moved && static_cast<int>(u) >= run.first_trained_unit)
-      sums += elements * run.sum_bytes * (micro_batches - 1), ++moved;
-    if (row.owner == Owner::host)
-      to_device += row.weights == ResidencyKind::streamed                ? weights * copies * run.stream_bytes
-                   : row.weights == ResidencyKind::gathered_from_masters ? elements * 4 * gather_copies
-                                                                         : elements * run.weight_bytes;
+    const SimulatedUnit& unit = run.units[u];
+    const Traffic traffic = traffic_of(row, {unit.elements, unit.frozen}, run.bytes);
+    pass += unit.first_forward();
+    reduce += (row.sliced ? micro_batches : 1) * unit.reduce;
+    gather += (is_gathered(row.weights) ? gather_copies : 1) * unit.gather;
+    if (row.moved && static_cast<int>(u) >= run.first_trained_unit) sums += traffic.sum * (micro_batches - 1), ++moved;
+    to_device += traffic.weights + traffic.use * (is_gathered(row.weights) ? gather_copies : copies);
+    to_host += traffic.gradients;
   }
   pass += backward_seconds_of(run);
+  to_host += sums;
   // The sum of a unit that has its slot alone stays there.
   if (moved >= 2 * (placement.ranks > 1 ? slice_slots : gradient_slots)) to_device += sums;
-  const double owned = host_elements(run), to_host = owned * run.gradient_bytes + sums;
-  const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
+  const double owned = host_elements(run), update = run.bytes.update();
   const double all = run.device_update + micro_batches * pass;
   if (placement.over_link) {
     // Whatever share of it the link takes, it and the host can do no more than each alone, and no update takes less.
-    const double over_link = 2 * run.state_bytes;
+    const double over_link = 2 * run.bytes.state;
     return std::max({all, reduce, gather, owned / (run.host_adamw / update + run.link_both / over_link),
                      owned * std::min(update, over_link) / run.host_memory});
   }
@@ -162,11 +159,11 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                    .units = {},
                    .first_trained_unit = in.first_trained_unit,
                    .micro_batches = in.micro_batches,
-                   .gradient_bytes = in.gradient_bytes,
-                   .weight_bytes = in.weight_bytes,
-                   .stream_bytes = in.stream_bytes,
-                   .sum_bytes = in.ranks > 1 ? in.rank_sum_bytes : in.sum_bytes,
-                   .state_bytes = in.state_bytes,
+                   .bytes = {.gradient = in.gradient_bytes,
+                             .weight = in.weight_bytes,
+                             .stored = in.stream_bytes,
+                             .sum = in.ranks > 1 ? in.rank_sum_bytes : in.sum_bytes,
+                             .state = in.state_bytes},
                    .link_to_host = r.link_to_host,
                    .link_to_device = r.link_to_device,
                    .host_memory = r.host_memory,
@@ -189,16 +186,16 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
       s.backward = std::max(s.backward, again.link_bytes[u] / r.link_to_device);
     }
     const UnitPlacement& row = run.placement.units[u];
-    if (row.weights == ResidencyKind::gathered_from_masters) {
-      s.gather += static_cast<double>(s.elements) * (4 + in.stream_bytes) / r.device_memory;
-    } else if (row.weights == ResidencyKind::from_masters) {
-      const double cast = static_cast<double>(unit.elements) * (4 + in.weight_bytes) / r.device_memory;
+    const double cast = traffic_of(row, {s.elements, s.frozen}, run.bytes).cast / r.device_memory;
+    if (is_gathered(row.weights)) {
+      s.gather += cast;
+    } else {
       s.forward += cast;
       s.backward += cast;
     }
     if (row.owner == Owner::device)
       run.device_update +=
-          static_cast<double>(s.elements) * full_bytes(in) / (r.efficiencies.device_adamw * r.device_memory);
+          static_cast<double>(s.elements) * run.bytes.update() / (r.efficiencies.device_adamw * r.device_memory);
     run.units.push_back(s);
   }
   return run;

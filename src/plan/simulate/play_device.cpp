@@ -119,7 +119,7 @@ void StepPlay::landed(int unit) {
   landed_at_[at(unit)] = phase_;
   for (Bucket* piece : schedule_.landing_order(pieces_.of(unit))) {
     schedule_.landed(*piece);
-    if (moves_) fetch(piece->index(), run_.gradient_bytes);
+    if (moves_) fetch(piece->index(), run_.bytes.gradient);
   }
 }
 

@@ -72,7 +72,7 @@ const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
 }
 
 double StepPlay::bytes_of(HostTask task) const {
-  const double s = run_.state_bytes, g = run_.gradient_bytes, w = run_.weight_bytes;
+  const double s = run_.bytes.state, g = run_.bytes.gradient, w = run_.bytes.weight;
   switch (task) {
     case HostTask::speculate:
     case HostTask::update:
@@ -96,7 +96,7 @@ bool StepPlay::start_host() {
     while (in_hand_.size() < HostSchedule::hands) {
       const int index = schedule_.take();
       if (index < 0) break;
-      if (schedule_.task_of(index) != HostTask::adopt && !moves_) fetch(index, run_.gradient_bytes);
+      if (schedule_.task_of(index) != HostTask::adopt && !moves_) fetch(index, run_.bytes.gradient);
       in_hand_.push_back(index);
     }
     if (in_hand_.empty()) {

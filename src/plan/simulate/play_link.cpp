@@ -19,18 +19,18 @@ bool StepPlay::start_to_host() {
   return true;
 }
 
-double StepPlay::streamed_bytes(int unit) const {
+Traffic StepPlay::traffic(int unit) const {
   const SimulatedUnit& u = run_.units[at(unit)];
-  return run_.stream_bytes * static_cast<double>(u.elements + u.frozen);
+  return traffic_of(placement().unit(unit), {u.elements, u.frozen}, run_.bytes);
 }
 
 double StepPlay::may_stream(const StreamUse& use) const {
-  if (!use.waits || has_final_weights(use.unit)) return streamed_bytes(use.unit);
+  if (!use.waits || has_final_weights(use.unit)) return traffic(use.unit).use;
   const bool wanted = wait_began_ >= 0 && next_op_ < program_.ops.size() && program_.ops[next_op_].use == uses_there_;
   double elements = 0;
   for (int i = pieces_.first_of(use.unit); wanted && schedule_.has_final_weights(pieces_[i]); ++i)
     elements += pieces_.elements(i);
-  return run_.stream_bytes * elements;
+  return run_.bytes.stored * elements;
 }
 
 bool StepPlay::start_to_device() {
@@ -52,7 +52,7 @@ bool StepPlay::start_to_device() {
     const int unit = program_.gathers[at(gathers_done_)].unit;
     masters_since_ = forever;
     bringing_masters_ = true;
-    const double bytes = 4 * static_cast<double>(run_.units[at(unit)].elements);
+    const double bytes = traffic(unit).use;
     micro_copied_ += bytes;
     start(to_device_, unit, bytes, {.lane = SimulatedLane::to_device, .work = SimulatedWork::masters, .unit = unit});
     return true;
@@ -75,7 +75,7 @@ bool StepPlay::start_to_device() {
   if (sends_.empty()) return went_on;
   const int piece = sends_.front().piece;
   sends_.pop_front();
-  start(to_device_, piece, weigh(piece, run_.weight_bytes),
+  start(to_device_, piece, weigh(piece, run_.bytes.weight),
         {.lane = SimulatedLane::to_device, .work = SimulatedWork::send, .unit = pieces_.unit_of(piece)});
   return true;
 }
@@ -91,8 +91,8 @@ bool StepPlay::start_over_link() {
   link_task_ = schedule_.begin(link_.item);
   const int unit = pieces_.unit_of(link_.item);
   // Weights alone take their state one way, at half of both ways' rate.
-  const double bytes = 2 * run_.state_bytes + (moves_ ? run_.gradient_bytes : 0) +
-                       (streams(unit) && link_task_ != HostTask::follow ? run_.weight_bytes : 0);
+  const double bytes = 2 * run_.bytes.state + (moves_ ? run_.bytes.gradient : 0) +
+                       (streams(unit) && link_task_ != HostTask::follow ? run_.bytes.weight : 0);
   start(link_, link_.item, weigh(link_.item, bytes),
         {.lane = SimulatedLane::link, .work = SimulatedWork::over_link, .task = link_task_, .unit = unit});
   return true;
@@ -127,10 +127,10 @@ void StepPlay::finish_to_device() {
   if (std::exchange(streaming_, false)) {
     if (!first_gradient_) {
       streaming_seconds_ += now_ - to_device_.began;
-      streaming_elements_ += to_device_.all / run_.stream_bytes;
+      streaming_elements_ += to_device_.all / run_.bytes.stored;
       stream_seconds_ = streaming_seconds_ / streaming_elements_;
     }
-    if (stream_sent_ < streamed_bytes(program_.uses[at(uses_there_)].unit)) return;
+    if (stream_sent_ < traffic(program_.uses[at(uses_there_)].unit).use) return;
     stream_sent_ = 0;
     ++uses_there_;
   } else if (std::exchange(bringing_masters_, false)) {

@@ -18,8 +18,8 @@ bool StepPlay::slot_is_ready(int unit, bool first) const {
 void StepPlay::leave_slot(int unit, bool first, bool last) {
   const int left = pieces_.first_of(unit), left_end = pieces_.first_of(unit + 1);
   for (int i = left_end; i-- > left && !last;) {
-    fetch(i, run_.sum_bytes);
-    micro_copied_ += weigh(i, run_.sum_bytes);
+    fetch(i, run_.bytes.sum);
+    micro_copied_ += weigh(i, run_.bytes.sum);
   }
   const auto shares = [&](int other) { return slot_of(other) == slot_of(unit); };
   int next = -1;
@@ -51,8 +51,8 @@ void StepPlay::start_sum() {
   const int piece = sums_.front().piece;
   sums_.pop_front();
   bringing_sum_ = true;
-  micro_copied_ += weigh(piece, run_.sum_bytes);
-  start(to_device_, piece, weigh(piece, run_.sum_bytes),
+  micro_copied_ += weigh(piece, run_.bytes.sum);
+  start(to_device_, piece, weigh(piece, run_.bytes.sum),
         {.lane = SimulatedLane::to_device, .work = SimulatedWork::bring_sum, .unit = pieces_.unit_of(piece)});
 }
 

@@ -37,6 +37,7 @@
 #include "offload/schedule/overlap.h"
 #include "offload/schedule/placement.h"
 #include "offload/schedule/step_time.h"
+#include "offload/schedule/traffic.h"
 #include "offload/schedule/update_policy.h"
 #include "offload/schedule/wait_reason.h"
 
@@ -63,10 +64,7 @@ struct SimulatedRun {
   double device_update = 0;    // seconds of the device for its own AdamW, after the verdict
   Verdicts verdicts = Verdicts::stand;
   std::int64_t micro_batches = 1;
-  double gradient_bytes = 2, weight_bytes = 2;                   // an element, on the link and in the update
-  double stream_bytes = 2;                                       // an element of weights that stream
-  double sum_bytes = 4;                                          // an element of gradients that are added up
-  double state_bytes = 12;                                       // an element: fp32 master weight and two moments
+  ElementBytes bytes;
   double link_to_host = 0, link_to_device = 0, host_memory = 0;  // bytes/s
   double host_adamw = std::numeric_limits<double>::infinity();   // of host_memory, what AdamW can use at most
   double link_both = std::numeric_limits<double>::infinity();    // of the link, both ways at once, added up

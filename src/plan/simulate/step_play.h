@@ -104,8 +104,8 @@ class StepPlay {
   double weigh(int piece, double bytes) const { return bytes * pieces_.elements(piece); }
   void fetch(int piece, double element_bytes);
   bool start_to_host();
-  // Returns the bytes of the unit's weights, and how many of those of a use may have come by now.
-  double streamed_bytes(int unit) const;
+  Traffic traffic(int unit) const;
+  // Returns how many bytes of a use may have come by now.
   double may_stream(const StreamUse& use) const;
   bool start_to_device();
   void start(Lane& lane, int item, double bytes, SimulatedSpan span);
