@@ -244,9 +244,9 @@ TEST_F(DeviceTest, AnEventNeverRecordedHoldsNobody) {
 TEST_F(DeviceTest, AThreadWaitsForAnEventInAnyWay) {
   for (const Waiting waiting : {Waiting::spins, Waiting::sleeps, Waiting::yields}) {
     SCOPED_TRACE(static_cast<int>(waiting));
-    const auto device = test::make_test_device(pool);  // its own, since a failure stays
-    auto stream = device->create_stream("a");
-    auto event = device->create_event(Timing::off, waiting);
+    const auto own = test::make_test_device(pool);  // since a failure stays
+    auto stream = own->create_stream("a");
+    auto event = own->create_event(Timing::off, waiting);
     event->synchronize();  // nothing was recorded
     int value = 0;
     stream->host("set", [&] {

@@ -392,8 +392,8 @@ class EngineRig {
     Buffer& staging = staging_[first];
     ASSERT_TRUE(!staging || staging.bytes() == target.tensor.bytes()) << layout_.parameter(first).name;
     if (!staging) staging = rig_.device().allocate(MemoryKind::pinned, target.tensor.bytes(), "test gradient");
-    const auto enqueue = [&]<class T>(T* to) {
-      stream().copy(staging.data(), to, staging.bytes());
+    const auto enqueue = [&]<class T>(T* on_device) {
+      stream().copy(staging.data(), on_device, staging.bytes());
       stream().host("write gradient", [staging = staging.data(), mode = target.mode, values = std::move(values)] {
         // A step has more of these than of anything else, so there is no access here but those of the elements.
         T* to = static_cast<T*>(staging);
@@ -406,7 +406,7 @@ class EngineRig {
         else
           for (; from != end; ++from, ++to) *to = T(*from);
       });
-      stream().copy(to, staging.data(), staging.bytes());
+      stream().copy(on_device, staging.data(), staging.bytes());
     };
     if (target.tensor.dtype() == DType::bf16)
       enqueue(target.tensor.as<bf16>());

@@ -132,9 +132,9 @@ TEST(ActivationChoices, GoToTilesWhereThereAreManyTokens) {
   const auto every = [&](Keep keep) { return std::vector<Keep>(layers, keep); };
   const auto spaced = [&](const Backend& backend, std::int64_t tile_rows) {
     std::vector<ActivationChoice> choices;
-    for (const auto& [every, inputs] : {std::pair{2, 2}, std::pair{4, 1}})
+    for (const auto& [spacing, inputs] : {std::pair{2, 2}, std::pair{4, 1}})
       for (int on_host = 0; on_host <= (backend.own_memory ? inputs : 0); ++on_host)
-        choices.push_back({keep_every(layers, every, on_host), tile_rows});
+        choices.push_back({keep_every(layers, spacing, on_host), tile_rows});
     return choices;
   };
   // The choices before these, which have to be there.

@@ -247,10 +247,10 @@ void Tokenizer::State::append_shared(std::string_view text, bool at_beginning, W
                                      std::vector<std::int32_t>& out) const {
   PieceBatches batches(
       *workspace.pool,
-      [this](const std::vector<std::string_view>& pieces, std::vector<std::int32_t>& ids) {
+      [this](const std::vector<std::string_view>& pieces, std::vector<std::int32_t>& encoded) {
         auto own = workspaces.take();
         for (const std::string_view piece : pieces)
-          characters ? append_characters(piece, *own, ids) : append_word(piece, *own, ids);
+          characters ? append_characters(piece, *own, encoded) : append_word(piece, *own, encoded);
         workspaces.put_back(std::move(own));
       },
       out);
