@@ -19,10 +19,13 @@
 #include "checkpoint/export.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/rank_files.h"
+#include "checkpoint/source_model.h"
+#include "checkpoint/state_files.h"
 #include "checkpoint/stream_tensors.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/own_files.h"
+#include "offload/engine.h"
 #include "ranks/together.h"
 
 namespace so {

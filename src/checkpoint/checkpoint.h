@@ -11,15 +11,18 @@
 #include <thread>
 
 #include "checkpoint/checkpoint_directory.h"
-#include "checkpoint/source_model.h"
-#include "checkpoint/state_files.h"
 #include "checkpoint/trainer_state.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
-#include "offload/engine.h"
 #include "ranks/communicator.h"
 
 namespace so {
+
+class ModelFiles;
+class OffloadEngine;
+class StateFiles;
+class Stream;
+class ThreadPool;
 
 // A checkpoint directory holds a Hugging Face model (loadable as such), and by parameter, not by rank or bucket:
 // exp_avg.safetensors and exp_avg_sq.safetensors (AdamW's moments, fp32), master.safetensors (fp32 weights, unless the

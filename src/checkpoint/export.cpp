@@ -17,9 +17,11 @@
 #include "checkpoint/finite_state.h"
 #include "checkpoint/output_contents.h"
 #include "checkpoint/rank_files.h"
+#include "checkpoint/source_model.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/own_files.h"
+#include "offload/engine.h"
 #include "ranks/together.h"
 
 namespace so {

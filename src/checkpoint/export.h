@@ -1,14 +1,22 @@
 // Writes the engine's weights as a Hugging Face model directory.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
-#include "checkpoint/source_model.h"
-#include "offload/engine.h"
+#include "io/hf_directory.h"
+#include "offload/schedule/bucket.h"
+#include "offload/schedule/parameter_layout.h"
 
 namespace so {
+
+class Communicator;
+class ModelFiles;
+class OffloadEngine;
 
 // Streams bucket by bucket, so that the engine may go on as soon as it has passed a bucket (OffloadEngine::gate()).
 class ModelExport {

@@ -14,6 +14,7 @@
 #include "checkpoint/stream_tensors.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "offload/engine.h"
 #include "ranks/together.h"
 
 namespace so {

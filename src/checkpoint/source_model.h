@@ -7,16 +7,19 @@
 #include <string>
 #include <utility>
 
-#include "base/thread_pool.h"
 #include "checkpoint/rope_extension.h"
 #include "checkpoint/source_tensors.h"
 #include "io/hf_directory.h"
 #include "io/shard_reader.h"
 #include "model/parameter_rules.h"
 #include "model/spec.h"
-#include "offload/engine.h"
+#include "offload/schedule/parameter_layout.h"
 
 namespace so {
+
+class DeviceWeights;
+class OffloadEngine;
+class ThreadPool;
 
 class ModelFiles {
  public:

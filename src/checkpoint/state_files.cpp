@@ -8,6 +8,8 @@
 #include "checkpoint/file_names.h"
 #include "checkpoint/finite_state.h"
 #include "checkpoint/rank_files.h"
+#include "checkpoint/source_model.h"
+#include "offload/engine.h"
 
 namespace so {
 namespace {

@@ -9,9 +9,10 @@
 
 #include "checkpoint/export.h"
 #include "io/safetensors.h"
-#include "offload/engine.h"
 
 namespace so {
+
+enum class StateArray : std::uint8_t;
 
 class StateFiles {
  public:

@@ -21,6 +21,7 @@
 #include "checkpoint/parameter_options.h"
 #include "checkpoint/resume_point.h"
 #include "checkpoint/run_length.h"
+#include "checkpoint/source_model.h"
 #include "commands/command.h"
 #include "commands/program/rank_work.h"
 #include "data/chat/chat_template.h"

@@ -10,9 +10,15 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/export.h"
+#include "checkpoint/output_directory.h"
+#include "checkpoint/resume_point.h"
+#include "checkpoint/source_model.h"
+#include "data/token_cache.h"
 #include "device/backend.h"
 #include "io/trace_file.h"
 #include "offload/engine_report.h"
+#include "ops/runtime.h"
+#include "plan/training_plan.h"
 #include "ranks/communicator.h"
 #include "ranks/together.h"
 #include "train/divergence.h"
@@ -65,6 +71,8 @@ Trainer::Trainer(const TrainerInputs& in)
 
 // After an error work may still be queued that uses the members' memory: the stream ends first.
 Trainer::~Trainer() { stream_.reset(); }
+
+bool Trainer::stops_early() const { return stopped_early(in_.options, state_); }
 
 // Nothing of an earlier run is replaced before this one has its weights.
 void Trainer::open_records() {

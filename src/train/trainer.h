@@ -9,23 +9,17 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/output_directory.h"
-#include "checkpoint/resume_point.h"
 #include "checkpoint/run_length.h"
 #include "checkpoint/trainer_state.h"
 #include "data/batches.h"
-#include "data/token_cache.h"
 #include "device/trace.h"
 #include "io/metrics.h"
 #include "io/tensorboard.h"
 #include "model/model_on_device.h"
 #include "offload/engine.h"
-#include "ops/runtime.h"
 #include "optim/lr_schedule.h"
 #include "options/train_options.h"
-#include "plan/plan_comparison.h"
 #include "plan/step_figures.h"
-#include "plan/training_plan.h"
 #include "train/interrupt.h"
 #include "train/run_totals.h"
 #include "train/step_time_limit.h"
@@ -34,6 +28,12 @@
 #include "train/training_step.h"
 
 namespace so {
+
+class Documents;
+class ModelFiles;
+class OutputDirectory;
+class Runtime;
+struct TrainingPlan;
 
 struct TrainerInputs {
   // For what no plan decides: the rate's schedule; what is logged, evaluated and saved, and when.
@@ -133,7 +133,7 @@ class Trainer {
   void write_model();
   // Puts the best model into its place; false, and says why, if it is not to be had.
   bool write_best_model();
-  bool stops_early() const { return stopped_early(in_.options, state_); }
+  bool stops_early() const;
   // Whether no step is left to do.
   bool ended() const { return state_.step == in_.length.steps || stops_early(); }
   // Starts and ends the trace; called before the step after `steps_done` of this run, and at its end (-1).

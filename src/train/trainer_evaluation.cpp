@@ -3,7 +3,11 @@
 #include <cmath>
 
 #include "base/log.h"
+#include "checkpoint/output_directory.h"
+#include "checkpoint/source_model.h"
+#include "data/token_cache.h"
 #include "offload/idle_micro_batch.h"
+#include "plan/training_plan.h"
 #include "train/evaluation.h"
 #include "train/trainer.h"
 

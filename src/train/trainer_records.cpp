@@ -6,6 +6,7 @@
 #include "base/result_line.h"
 #include "device/backend.h"
 #include "offload/engine_report.h"
+#include "ops/runtime.h"
 #include "train/run_report.h"
 #include "train/trainer.h"
 

@@ -6,6 +6,8 @@
 #include "base/file_system.h"
 #include "base/log.h"
 #include "checkpoint/export.h"
+#include "checkpoint/output_directory.h"
+#include "checkpoint/source_model.h"
 #include "ranks/together.h"
 #include "train/trainer.h"
 

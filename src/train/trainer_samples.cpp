@@ -5,6 +5,8 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "checkpoint/output_directory.h"
+#include "data/token_cache.h"
 #include "train/trainer.h"
 
 namespace so {
