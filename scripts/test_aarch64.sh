@@ -134,8 +134,8 @@ training="--model $model/model --data $model/data.jsonl --device cpu --dtype fp3
 
 # Rooms whose test programs run whole, and those of which a part is run, since emulation takes minutes: every tenth test,
 # and of whole commands every fortieth.
-whole_rooms="base device ranks io options doctor tensors"
-sampled_rooms="optim ops data offload model checkpoint plan report train commands"
+whole_rooms="base device ranks io options doctor"
+sampled_rooms="optim ops data offload model checkpoint plan train commands"
 run_all() {
   configure -DSO_CUDA=OFF
   targets=superoffload
