@@ -32,18 +32,17 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       ranks_(ranks),
       layout_(layout),
       settings_(check_settings(settings, layout, ranks)),
-      policy_(settings.placement.schedule == Schedule::synchronous ? make_synchronous_policy()
-              : policy                                             ? std::move(policy)
-                                                                   : make_adaptive_policy()),
       buckets_(shard_buckets(
           make_buckets(layout, settings.placement.bucket_elements, settings.placement.units,
                        settings.caller.any_order || settings.placement.cuts_within_units(settings.formats)),
           ranks)),
-      weights_(device, layout, settings.formats.weights, settings.caller.weights, settings.placement, buckets_,
-               {.final_weights = [this](int unit) { return has_final_weights(unit); },
-                .cast_masters = [this](int unit,
-                                       Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
-                .gathers = unit_gathers()}),
+      unit_buckets_(layout, buckets_),
+      weights_(
+          device, layout, settings.formats.weights, settings.caller.weights, settings.placement, buckets_,
+          {.final_weights = [this](int unit) { return has_final_weights(unit); },
+           .cast_masters = [this](int unit,
+                                  Stream& stream) { device_optimizer_.cast_masters(unit_buckets_.of(unit), stream); },
+           .gathers = unit_gathers()}),
       gradients_(device, layout, settings.formats, settings.placement, buckets_),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
@@ -58,7 +57,6 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       device_state_(device, buckets_, settings.formats.moments),
       written_(static_cast<std::size_t>(layout.count()), false),
       reduced_(static_cast<std::size_t>(layout.units()), false),
-      max_grad_norm_(settings.max_grad_norm),
       gate_(static_cast<int>(buckets_.size())),
       waits_(device),
       // The thread that moves state over the link is on the core where this one waits for the verdict; all others are
@@ -74,7 +72,8 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
             {.store_gradients = settings.placement.moves(),
              .update_over_link = settings.placement.over_link,
              .cast = settings.placement.cast},
-            gate_) {
+            gate_),
+      chooser_(settings_, layout, buckets_, host_, passes_, std::move(policy)) {
   if (settings.placement.moves())
     moved_ = std::make_unique<MovedGradients>(
         device, layout, buckets_, turns_of(settings.placement).moving, host_,
@@ -82,23 +81,6 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
   for (GradientSlot& slot : gradient_slots_) {
     slot.written = device.create_event();
     slot.reduced = device.create_event();
-  }
-  for (const int index : host_.owned())
-    unit_of_.push_back(layout.unit_of(buckets_[static_cast<std::size_t>(index)].range().begin));
-  shares_ = BucketShares(passes_.shares(), unit_of_);
-  for (std::size_t i = 0; i < unit_of_.size(); ++i) {
-    const bool streams = settings.placement.unit(unit_of_[i]).weights == ResidencyKind::streamed;
-    streamed_.push_back(streams ? host_.elements()[i] : 0);
-  }
-  int first = 0;
-  for (int unit = 0; unit < layout.units(); ++unit) {
-    const Range range = layout.unit_range(unit);
-    const auto bucket = [&](int i) -> const Bucket& { return buckets_[static_cast<std::size_t>(i)]; };
-    while (bucket(first).range().end <= range.begin) ++first;
-    int last = first;
-    while (last < static_cast<int>(buckets_.size()) && bucket(last).range().begin < range.end) ++last;
-    unit_buckets_.push_back({first, last});
-    landed_.push_back(device.create_event(Timing::on));
   }
   if (!device.backed()) return;
   const auto stream = device.create_stream("clear");
@@ -108,7 +90,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
 
 void OffloadEngine::require_weights(int unit, Stream& stream) {
   WeightResidency& weights = weights_.of(unit);
-  const std::span<Bucket> buckets = buckets_of(unit);
+  const std::span<Bucket> buckets = unit_buckets_.of(unit);
   // The model's stream itself has updated the buckets that the device owns; the host's thread sends those of the host.
   bool here = weights.here(unit), sent = true;
   for (const Bucket& bucket : buckets) {
@@ -132,7 +114,7 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
 }
 
 bool OffloadEngine::has_final_weights(int unit) {
-  const std::span<Bucket> buckets = buckets_of(unit);
+  const std::span<Bucket> buckets = unit_buckets_.of(unit);
   return std::all_of(buckets.begin(), buckets.end(),
                      [&](const Bucket& bucket) { return !bucket.on_host() || host_.weights_final(bucket); });
 }
@@ -142,17 +124,17 @@ UnitGathers OffloadEngine::unit_gathers() {
           .sent = [this](int unit) { return has_final_weights(unit); },
           .require_sent =
               [this](int unit) {
-                for (const Bucket& bucket : buckets_of(unit)) require_sent(bucket, exchange_->gathers());
+                for (const Bucket& bucket : unit_buckets_.of(unit)) require_sent(bucket, exchange_->gathers());
               },
           .cast_masters =
               [this](int unit) {
-                device_optimizer_.cast_masters(buckets_of(unit), exchange_->gathers());
-                host_.cast_masters(buckets_of(unit), exchange_->gathers());
+                device_optimizer_.cast_masters(unit_buckets_.of(unit), exchange_->gathers());
+                host_.cast_masters(unit_buckets_.of(unit), exchange_->gathers());
               },
           .gather = [this](std::span<const BucketGather> gathers) { exchange_->gather(gathers); },
           .whole =
               [this](int unit) {
-                const std::span<Bucket> buckets = buckets_of(unit);
+                const std::span<Bucket> buckets = unit_buckets_.of(unit);
                 return std::all_of(buckets.begin(), buckets.end(), [&](const Bucket& b) { return whole(b); });
               }};
 }
@@ -190,7 +172,7 @@ void OffloadEngine::release_weights(int unit, Stream& stream) {
 }
 
 void OffloadEngine::require_gradients(int unit, Stream& stream) {
-  const std::span<Bucket> buckets = buckets_of(unit);
+  const std::span<Bucket> buckets = unit_buckets_.of(unit);
   const bool free = std::all_of(buckets.begin(), buckets.end(),
                                 [&](const Bucket& b) { return !b.on_host() || host_.gradient_free(b); });
   if (!free) waits_.begin(stream, WaitReason::gradient);
@@ -226,7 +208,7 @@ GradientSink::Target OffloadEngine::gradient(int first, int count) {
   Target target{gradients_.places().view(first, count),
                 written_[static_cast<std::size_t>(first)] ? Accumulate::add : Accumulate::overwrite};
   const Range range{layout_.range(first).begin, layout_.range(first + count - 1).end};
-  for (Bucket& bucket : buckets_of(unit)) {
+  for (Bucket& bucket : unit_buckets_.of(unit)) {
     if (common(bucket.range(), range).size() <= 0) continue;
     land(bucket);
   }
@@ -248,57 +230,64 @@ void OffloadEngine::begin_step() {
 }
 
 void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number) {
-  lr_ = lr;
-  update_number_ = update_number;
-  updates_.clear();
+  step_.lr = lr;
+  step_.update_number = update_number;
+  step_.updates.clear();
   begin_last();
 }
 
 void OffloadEngine::begin_last_micro_batch(std::span<const ParameterUpdate> updates) {
   SO_CHECK(!exchange_, "updates by parameter on {} ranks", ranks_.size());
-  updates_.assign(updates.begin(), updates.end());
+  step_.updates.assign(updates.begin(), updates.end());
   begin_last();
 }
 
 void OffloadEngine::begin_last() {
-  last_micro_batch_ = true;
-  has_statistics_ = false;
-  updates_chosen_ = false;
+  step_.last_micro_batch = true;
+  step_.has_statistics = false;
+  step_.updates_chosen = false;
   passes_.begin_last();
   host_.throw_if_failed();
 }
 
 AdamWSteps OffloadEngine::steps(float clip) const {
-  if (!updates_.empty()) return {layout_, updates_, clip};
-  return {layout_, make_adamw_step(settings_.adamw, lr_, settings_.weight_decay, update_number_, clip)};
+  if (!step_.updates.empty()) return {layout_, step_.updates, clip};
+  return {layout_, make_adamw_step(settings_.adamw, step_.lr, settings_.weight_decay, step_.update_number, clip)};
+}
+
+// To choose takes milliseconds. The device would wait for that before the forward pass, so it is done where the forward
+// pass must wait for the host in any case, or else when the first gradient comes: the device is behind then.
+void OffloadEngine::choose_updates() {
+  if (!step_.last_micro_batch || std::exchange(step_.updates_chosen, true)) return;
+  host_.begin_step(steps(1.0f), chooser_.choose(step_.micro_batches + 1));
 }
 
 void OffloadEngine::reopen_step() {
-  SO_CHECK(last_micro_batch_, "a step is reopened before its last micro-batch");
+  SO_CHECK(step_.last_micro_batch, "a step is reopened before its last micro-batch");
   SO_CHECK(!exchange_, "a step reopened on {} ranks", ranks_.size());
   SO_CHECK(!moved_, "a step reopened whose gradients have moved");  // and may have been cast on their way
-  last_micro_batch_ = false;
+  step_.last_micro_batch = false;
   host_.reopen();
   for (int unit = 0; unit < layout_.units(); ++unit) weights_.of(unit).settle(unit, false);
 }
 
 void OffloadEngine::drop_gradients() {
-  SO_CHECK(!last_micro_batch_, "gradients dropped in a step's last micro-batch");
+  SO_CHECK(!step_.last_micro_batch, "gradients dropped in a step's last micro-batch");
   written_.assign(written_.size(), false);
   reduced_.assign(reduced_.size(), false);
-  micro_batches_ = 0;
+  step_.micro_batches = 0;
 }
 
 void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   choose_updates();  // before this micro-batch is counted
-  if (unit == 0) {
+  if (begins_pass(unit)) {
     weights_.end_pass();
-    ++micro_batches_;
+    ++step_.micro_batches;
   }
   if (sliced(unit)) reduce_slices(unit, stream);
-  if (last_micro_batch_) complete_last(unit, stream);
+  if (step_.last_micro_batch) complete_last(unit, stream);
   if (moves(unit) && moved_->holds(unit))
-    moved_->complete(unit, last_micro_batch_, exchange_ ? exchange_->reductions() : stream);
+    moved_->complete(unit, step_.last_micro_batch, exchange_ ? exchange_->reductions() : stream);
 }
 
 void OffloadEngine::complete_last(int unit, Stream& stream) {
@@ -309,17 +298,13 @@ void OffloadEngine::complete_last(int unit, Stream& stream) {
   for (int p = first; p < last && !exchange_; ++p)
     if (is_updated(p)) updated.push_back({stats + p, gradients_.places().view(p)});
   ops_->grad_stats(stream, updated, scratch);
-  Event& landed = *landed_[static_cast<std::size_t>(unit)];
-  passes_.land(unit, stream, landed);
+  Event& landed = passes_.land(unit, stream);
   stream.record(landed);
-  std::span<Bucket> buckets = buckets_of(unit);
+  const std::span<Bucket> buckets = unit_buckets_.of(unit);
   if (exchange_) reduce(unit, landed);
   if (std::any_of(buckets.begin(), buckets.end(), std::mem_fn(&Bucket::on_host)))
     weights_.of(unit).drop(unit);  // before the host may write
-  // Units come last first, or a bucket has parts of one alone, so a bucket is complete with the unit in which it
-  // begins.
-  if (!buckets.empty() && buckets.front().range().begin < layout_.unit_range(unit).begin) buckets = buckets.subspan(1);
-  for (Bucket* bucket : host_.landing_order(buckets)) {
+  for (Bucket* bucket : host_.landing_order(unit_buckets_.complete_with(unit))) {
     land(*bucket);  // of a step that was reopened, or without a gradient
     if (bucket->on_host()) host_.landed(*bucket, landed);
   }
@@ -329,8 +314,8 @@ void OffloadEngine::complete_last(int unit, Stream& stream) {
 void OffloadEngine::reduce(int unit, Event& landed) {
   exchange_->reductions().wait(landed);
   std::vector<const Bucket*> complete;
-  for (const Bucket& bucket : buckets_of(unit))
-    if (bucket.range().begin >= layout_.unit_range(unit).begin && !bucket.frozen()) complete.push_back(&bucket);
+  for (const Bucket& bucket : unit_buckets_.complete_with(unit))
+    if (!bucket.frozen()) complete.push_back(&bucket);
   if (!sliced(unit)) exchange_->reduce(complete, Accumulate::overwrite);
   exchange_->take_statistics(complete);
   exchange_->reductions().record(landed);
@@ -343,20 +328,20 @@ void OffloadEngine::reduce_slices(int unit, Stream& stream) {
   exchange_->reductions().wait(*slot.written);
   if (moves(unit)) moved_->require(unit, exchange_->reductions());
   std::vector<const Bucket*> trained;
-  for (const Bucket& bucket : buckets_of(unit))
+  for (const Bucket& bucket : unit_buckets_.of(unit))
     if (!bucket.frozen()) trained.push_back(&bucket);
   exchange_->reduce(trained, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
   exchange_->reductions().record(*slot.reduced);
-  reduced_[u] = !last_micro_batch_ && !trained.empty();
-  if (last_micro_batch_) return;
+  reduced_[u] = !step_.last_micro_batch && !trained.empty();
+  if (step_.last_micro_batch) return;
   // The next micro-batch's gradient is written anew.
   const auto [first, last] = layout_.unit_parameters(unit);
   std::fill(written_.begin() + first, written_.begin() + last, false);
 }
 
 Verdict OffloadEngine::finish_step(Stream& compute, std::span<const GradStats> of_all) {
-  SO_CHECK(last_micro_batch_, "finish_step before the last micro-batch");
-  last_micro_batch_ = false;
+  SO_CHECK(step_.last_micro_batch, "finish_step before the last micro-batch");
+  step_.last_micro_batch = false;
   // A gradient that nobody wrote is an earlier step's, which must not be taken for this one's.
   for (int p = 0; p < layout_.count(); ++p)
     SO_CHECK(written_[static_cast<std::size_t>(p)] || !is_updated(p), "no gradient of '{}' in this step",
@@ -381,14 +366,14 @@ std::vector<GradStats> OffloadEngine::statistics() const {
 }
 
 void OffloadEngine::take_statistics(Stream& compute) {
-  if (has_statistics_) return;
+  if (step_.has_statistics) return;
   if (exchange_)
     exchange_->send_statistics(compute);
   else
     compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
   compute.record(passes_.complete());
   passes_.complete().synchronize();
-  has_statistics_ = true;
+  step_.has_statistics = true;
 }
 
 double OffloadEngine::gradient_norm(Stream& compute) {
@@ -396,7 +381,8 @@ double OffloadEngine::gradient_norm(Stream& compute) {
 }
 
 std::vector<GradStats> OffloadEngine::gradient_statistics(Stream& compute) {
-  SO_CHECK(last_micro_batch_ && !exchange_, "a norm of gradients before the last micro-batch, or of several ranks");
+  SO_CHECK(step_.last_micro_batch && !exchange_,
+           "a norm of gradients before the last micro-batch, or of several ranks");
   try {
     take_statistics(compute);
   } catch (const std::exception&) {
@@ -411,9 +397,9 @@ Verdict OffloadEngine::take_verdict(Stream& compute, std::span<const GradStats> 
   waits_.begin(compute, WaitReason::verdict);
   take_statistics(compute);
 
-  const Verdict verdict =
-      !of_all.empty() ? make_verdict(of_all, ranks_, max_grad_norm_)
-                      : make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, max_grad_norm_);
+  const Verdict verdict = !of_all.empty() ? make_verdict(of_all, ranks_, settings_.max_grad_norm)
+                                          : make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_,
+                                                         settings_.max_grad_norm);
   const bool clipped = verdict.clip != 1.0f;
   const AdamWSteps step = steps(verdict.clip);
   ++counters_.steps;
@@ -430,10 +416,19 @@ Verdict OffloadEngine::take_verdict(Stream& compute, std::span<const GradStats> 
     else if (verdict.finite)
       weights_.of(unit).drop(unit);
   // Waits for the device, which has its next work by now.
-  measure(!verdict.finite || clipped, std::exchange(micro_batches_, 0));
+  measure(!verdict.finite || clipped, std::exchange(step_.micro_batches, 0));
   passes_.decide(compute);
   if (settings_.placement.schedule == Schedule::synchronous) host_.finish();
   return verdict;
+}
+
+// All of the step has run on the device, or is about to: what waits for the verdict has been given it.
+void OffloadEngine::measure(bool clipped_or_skipped, std::int64_t micro_batches) {
+  if (!device_.backed()) return;
+  const WaitSeconds waits = waits_.collect();
+  for (std::size_t i = 0; i < wait_reasons; ++i) counters_.device_waits[i] += waits[i];
+  passes_.measure(waits, micro_batches);
+  chooser_.measured(clipped_or_skipped);
 }
 
 EngineCounters OffloadEngine::counters() const {

@@ -48,6 +48,7 @@
 #include "offload/schedule/placement.h"
 #include "offload/schedule/schedule.h"
 #include "offload/schedule/update_policy.h"
+#include "offload/update_chooser.h"
 #include "offload/verdict.h"
 #include "optim/adamw.h"
 #include "optim/engine_ops.h"
@@ -133,7 +134,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Verdict finish_step(Stream& compute, std::span<const GradStats> of_all = {});
 
   // From the next verdict on; 0: no clipping.
-  void set_max_grad_norm(double norm) { max_grad_norm_ = norm; }
+  void set_max_grad_norm(double norm) { settings_.max_grad_norm = norm; }
 
   // Between steps: work that follows on `stream` comes after all that the last step's updates do on the device.
   void require_updates(Stream& stream);
@@ -192,32 +193,35 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::span<const Bucket> buckets() const { return buckets_; }
   EngineCounters counters() const;
   // Running means, 0 of what has not been measured yet.
-  StepTimes measured_times() const;
+  StepTimes measured_times() const { return chooser_.times(); }
 
  private:
+  // Of the step under way.
+  struct Step {
+    bool last_micro_batch = false;
+    bool updates_chosen = false;     // of the last micro-batch
+    bool has_statistics = false;     // of its gradients
+    std::int64_t micro_batches = 0;  // whose backward passes are enqueued
+    double lr = 0;
+    std::int64_t update_number = 0;
+    std::vector<ParameterUpdate> updates;  // empty: the same for all
+  };
   // Memory for the gradients of units in slices, which take turns in it.
   struct GradientSlot {
     bool used = false;
     std::unique_ptr<Event> written, reduced;  // the gradient is complete; and has been reduced
   };
-  // Indices of buckets, [first, last).
-  struct Span {
-    int first = 0, last = 0;
-  };
-  std::span<Bucket> buckets_of(int unit) {
-    const Span s = unit_buckets_[static_cast<std::size_t>(unit)];
-    return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
-  }
   // The slot that holds the gradients of this unit, which is in slices.
   GradientSlot& slot_of(int unit) { return gradient_slots_[static_cast<std::size_t>(gradients_.places().slot(unit))]; }
   void begin_last();
-  void choose_updates();  // once in a step's last micro-batch, by its first gradient
+  // Once in a step's last micro-batch, by its first gradient.
+  void choose_updates();
   // This step's updates, whose gradients are multiplied by `clip`.
   AdamWSteps steps(float clip) const;
   // Whether the parameter is to have a gradient in this step.
   bool is_updated(int parameter) const {
     return layout_.parameter(parameter).trained &&
-           (updates_.empty() || updates_[static_cast<std::size_t>(parameter)].update_number > 0);
+           (step_.updates.empty() || step_.updates[static_cast<std::size_t>(parameter)].update_number > 0);
   }
   bool sliced(int unit) const { return settings_.placement.unit(unit).sliced; }
   bool moves(int unit) const { return moved_ && moved_->has(unit); }
@@ -229,7 +233,6 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void take_statistics(Stream& compute);
   Verdict take_verdict(Stream& compute, std::span<const GradStats> of_all);
   std::vector<GradStats> statistics() const;  // by parameter, with one rank
-  UpdateFacts facts() const;                  // the spans hold while the engine lives
   // Work that follows on `stream` finds this rank's slice of the bucket's weights as its owner has updated it. Waits
   // for the host to send it.
   void require_sent(const Bucket& bucket, Stream& stream);
@@ -253,31 +256,19 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const std::unique_ptr<EngineOps> ops_;
   Communicator& ranks_;
   const ParameterLayout& layout_;
-  const EngineSettings settings_;
-  const std::unique_ptr<UpdatePolicy> policy_;
+  EngineSettings settings_;
 
   std::vector<Bucket> buckets_;
+  const UnitBuckets unit_buckets_;
   UnitWeights weights_;
   UnitGradients gradients_;
   std::array<GradientSlot, gradient_slots> gradient_slots_;
   Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
   Buffer stats_scratch_;
-  std::vector<int> unit_of_;            // by host-owned bucket: in which it begins
-  BucketShares shares_;                 // by host-owned bucket
-  std::vector<std::int64_t> streamed_;  // by host-owned bucket: UpdateFacts::streamed
-  std::vector<std::uint8_t> late_;      // by host-owned bucket; empty: none is
-  std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
-  std::vector<std::unique_ptr<Event>> landed_;  // by unit: its gradients are complete, of all ranks
   std::vector<bool> written_;  // by parameter: has a gradient in this step; in slices: in this micro-batch
   std::vector<bool> reduced_;  // by unit: its slices have gradients of this step's micro-batches
-  bool last_micro_batch_ = false;
-  bool updates_chosen_ = false;     // of it
-  bool has_statistics_ = false;     // of the step's gradients
-  std::int64_t micro_batches_ = 0;  // of this step, whose backward passes are enqueued
-  double lr_ = 0, max_grad_norm_ = 0;
-  std::int64_t update_number_ = 0;
-  std::vector<ParameterUpdate> updates_;  // of this step; empty: the same for all
+  Step step_;
   SaveGate gate_;
   const HostClock::Clock::time_point made_ = HostClock::Clock::now();
   EngineCounters counters_;
@@ -285,13 +276,13 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // The device's time for the policy.
   DeviceWaits waits_;
   PassTimes passes_;
-  double clip_rate_ = 0;
 
   const std::unique_ptr<RankExchange> exchange_;  // null with one rank
   FrozenWeights frozen_;
   DeviceOptimizer device_optimizer_;
   HostOptimizer host_;                     // its thread uses all the others
   std::unique_ptr<MovedGradients> moved_;  // null where gradients do not move
+  UpdateChooser chooser_;
 };
 
 }  // namespace so

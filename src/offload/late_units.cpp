@@ -11,12 +11,8 @@ namespace so {
 
 void OffloadEngine::set_late(int unit) {
   SO_CHECK(settings_.placement.unit(unit).weights == ResidencyKind::callers, "unit {} cannot be late", unit);
-  for (const Bucket& bucket : buckets_of(unit)) host_.set_late(bucket);
-  late_.resize(unit_of_.size(), 0);
-  for (std::size_t i = 0; i < late_.size(); ++i)
-    if (unit_of_[i] == unit) late_[i] = 1;
-  passes_.forget_need(unit);  // but for some rows
-  shares_ = BucketShares(passes_.shares(), unit_of_);
+  for (const Bucket& bucket : unit_buckets_.of(unit)) host_.set_late(bucket);
+  chooser_.set_late(unit);
 }
 
 bool OffloadEngine::preview_rows(int parameter, std::int64_t width, std::span<const std::int64_t> rows,

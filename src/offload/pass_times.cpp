@@ -30,7 +30,8 @@ PassTimes::PassTimes(Device& device, DeviceWaits& waits, PassShares before_any, 
       complete_(device.create_event(Timing::on, waiting)),
       decided_(device.create_event(Timing::on)),
       shares_(std::move(before_any)) {
-  for (Unit& unit : units_) unit.needed = device.create_event(Timing::on);
+  for (Unit& unit : units_)
+    for (std::unique_ptr<Event>* event : {&unit.needed, &unit.landed}) *event = device.create_event(Timing::on);
 }
 
 void PassTimes::begin_step() {
@@ -51,11 +52,12 @@ void PassTimes::forget_need(int unit) {
   shares_.needed[static_cast<std::size_t>(unit)] = PassShares::never;
 }
 
-void PassTimes::land(int unit, Stream& stream, const Event& landed) {
+Event& PassTimes::land(int unit, Stream& stream) {
   if (std::exchange(first_, false)) stream.record(*first_landed_);
   Unit& u = units_[static_cast<std::size_t>(unit)];
-  u.landed = &landed;
+  u.has_landed = true;
   u.waits_to_land = waits_.count();
+  return *u.landed;
 }
 
 void PassTimes::decide(Stream& stream) {
@@ -71,10 +73,10 @@ void PassTimes::measure(const WaitSeconds& waited, std::int64_t micro_batches) {
   const double backward = complete_->seconds_since(*first_landed_) - (several ? 0 : gradient);
   backward_.add(backward);
   for (std::size_t i = 0; i < units_.size() && backward > 0; ++i) {
-    const Event* const landed = std::exchange(units_[i].landed, nullptr);
-    if (landed == nullptr) continue;
+    if (!std::exchange(units_[i].has_landed, false)) continue;
     const double waits = several ? 0 : of(waits_.before(units_[i].waits_to_land), WaitReason::gradient);
-    units_[i].left_share.add(std::clamp(1 - (landed->seconds_since(*first_landed_) - waits) / backward, 0.0, 1.0));
+    units_[i].left_share.add(
+        std::clamp(1 - (units_[i].landed->seconds_since(*first_landed_) - waits) / backward, 0.0, 1.0));
     shares_.left[i] = units_[i].left_share.median();
   }
   if (!was_decided_) return;

@@ -40,9 +40,9 @@ class PassTimes {
   void forget_need(int unit);
   // The last micro-batch begins.
   void begin_last() { first_ = true; }
-  // Its gradient of the unit is complete on `stream`. `landed` is reached when the host may have it, not before; it has
-  // timing and must stay until measure().
-  void land(int unit, Stream& stream, const Event& landed);
+  // Its gradient of the unit is complete on `stream`. Returns the event that the caller is to record where the host may
+  // have it, not before.
+  Event& land(int unit, Stream& stream);
   // All of its gradients, and their statistics, are on the host when this is reached.
   Event& complete() { return *complete_; }
   // What follows on `stream` comes after the verdict and the device's own updates.
@@ -58,9 +58,8 @@ class PassTimes {
 
  private:
   struct Unit {
-    std::unique_ptr<Event> needed;
-    bool is_needed = false;
-    const Event* landed = nullptr;
+    std::unique_ptr<Event> needed, landed;
+    bool is_needed = false, has_landed = false;
     std::size_t waits_to_need = 0, waits_to_land = 0;  // DeviceWaits::count()
     RecentMedian needed_share, left_share;
   };

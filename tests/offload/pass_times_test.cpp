@@ -61,11 +61,7 @@ struct Steps {
   const std::unique_ptr<Stream> stream = device.create_stream("");
   DeviceWaits waits{device};
   PassTimes passes{device, waits, PassShares::by_elements(std::vector<std::int64_t>{30, 10})};
-  std::vector<std::unique_ptr<Event>> landed;
 
-  Steps() {
-    for (int unit = 0; unit < 2; ++unit) landed.push_back(device.create_event(Timing::on, Waiting::spins));
-  }
   void wait(WaitReason reason, double seconds) {
     waits.begin(*stream, reason);
     device.now += seconds;
@@ -75,10 +71,7 @@ struct Steps {
     passes.need(unit, *stream);
     wait(reason, seconds);
   }
-  void land(int unit) {
-    passes.land(unit, *stream, *landed[static_cast<std::size_t>(unit)]);
-    stream->record(*landed[static_cast<std::size_t>(unit)]);
-  }
+  void land(int unit) { stream->record(passes.land(unit, *stream)); }
   // `host`, `gradient`: seconds of a wait of the forward pass before each unit, and of the backward pass before unit 0.
   void step(double host, double gradient, std::int64_t micro_batches = 1) {
     passes.begin_step();

@@ -72,4 +72,16 @@ std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t ele
   return buckets;
 }
 
+UnitBuckets::UnitBuckets(const ParameterLayout& layout, std::span<Bucket> buckets) : buckets_(buckets) {
+  std::size_t first = 0;
+  for (int unit = 0; unit < layout.units(); ++unit) {
+    const Range range = layout.unit_range(unit);
+    while (buckets[first].range().end <= range.begin) ++first;
+    std::size_t last = first;
+    while (last < buckets.size() && buckets[last].range().begin < range.end) ++last;
+    const bool begun_before = last > first && buckets[first].range().begin < range.begin;
+    parts_.push_back({first, last - first, begun_before ? std::size_t{1} : 0});
+  }
+}
+
 }  // namespace so

@@ -75,4 +75,30 @@ class Bucket {
 std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements,
                                  std::span<const UnitPlacement> units, bool within_units = false);
 
+// The buckets of each unit.
+class UnitBuckets {
+ public:
+  // `buckets`: of all units, in order; they outlive this.
+  UnitBuckets(const ParameterLayout& layout, std::span<Bucket> buckets);
+
+  // Those that have a part of the unit.
+  std::span<Bucket> of(int unit) const {
+    const Part p = part(unit);
+    return buckets_.subspan(p.first, p.count);
+  }
+  // Those whose gradients are complete when the unit's are. Units come last first, or else a bucket has parts of one
+  // alone, so these begin in the unit.
+  std::span<Bucket> complete_with(int unit) const { return of(unit).subspan(part(unit).begun_before); }
+
+ private:
+  struct Part {
+    std::size_t first = 0, count = 0;
+    std::size_t begun_before = 0;  // of them, in another unit: one at most
+  };
+  const Part& part(int unit) const { return parts_[static_cast<std::size_t>(unit)]; }
+
+  const std::span<Bucket> buckets_;
+  std::vector<Part> parts_;
+};
+
 }  // namespace so

@@ -40,9 +40,12 @@ struct Range {
 // The elements of both; of none the size is not positive.
 inline Range common(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
+// Whether the forward pass begins with this unit, and the backward pass ends with it.
+constexpr bool begins_pass(int unit) { return unit == 0; }
+
 // The units that stay on the device, whatever is done with the others: the first and the last hold embeddings, which
 // are large, and used at both ends of a step where they are tied.
-constexpr bool unit_stays(int unit, int units) { return unit == 0 || unit == units - 1; }
+constexpr bool unit_stays(int unit, int units) { return begins_pass(unit) || unit == units - 1; }
 
 class ParameterLayout {
  public:

@@ -13,7 +13,7 @@ bool StepPlay::may_start(const DeviceOp& op) {
   if (op.unit < 0) return true;
   if (op.work == SimulatedWork::forward && op.first) {
     if (needed_at_[at(op.unit)] < 0) needed_at_[at(op.unit)] = phase_;
-    if (placement().schedule == Schedule::synchronous && op.unit == 0 && !schedule_.finished())
+    if (placement().schedule == Schedule::synchronous && begins_pass(op.unit) && !schedule_.finished())
       return wait_for(WaitReason::host);
     if (!has_final_weights(op.unit)) return wait_for(WaitReason::host);
     if (!pieces_.all_of(op.unit, [&](int i) { return on_the_way_[at(i)] == 0; })) return wait_for(WaitReason::link);
@@ -81,7 +81,7 @@ bool StepPlay::start_device() {
   device_.began = now_;
   device_ends_ = now_ + seconds;
   step_.device += seconds;
-  if (op.work == SimulatedWork::forward && op.unit == 0)
+  if (op.work == SimulatedWork::forward && begins_pass(op.unit))
     micro_waited_ = micro_for_moving_ = micro_for_collectives_ = micro_copied_ = 0;
   return true;
 }
