@@ -9,14 +9,6 @@
 namespace so {
 namespace {
 
-// For the statistics of any unit's gradients.
-std::size_t stats_scratch(const ParameterLayout& layout) {
-  std::vector<std::size_t> units(static_cast<std::size_t>(layout.units()));
-  for (const Parameter& parameter : layout.parameters())
-    units[static_cast<std::size_t>(parameter.unit)] += EngineOps::stats_scratch(parameter.size());
-  return *std::max_element(units.begin(), units.end());
-}
-
 std::vector<std::int64_t> elements_of_units(const ParameterLayout& layout) {
   std::vector<std::int64_t> elements;
   for (int unit = 0; unit < layout.units(); ++unit) elements.push_back(layout.unit_range(unit).size());
@@ -44,44 +36,24 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                                   Stream& stream) { device_optimizer_.cast_masters(unit_buckets_.of(unit), stream); },
            .gathers = unit_gathers()}),
       gradients_(device, layout, settings.formats, settings.placement, buckets_),
-      stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
-                             "gradient norms")),
-      stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
-      stats_scratch_(device.allocate(MemoryKind::device, stats_scratch(layout), "gradient norms")),
-      host_state_(
-          device,
-          {.pool = host_pool,
-           .spare_places = settings.placement.schedule == Schedule::synchronous ? 0 : settings.placement.spare_buckets,
-           .pinned = settings.placement.pins_state()},
-          buckets_, settings.formats.moments),
       device_state_(device, buckets_, settings.formats.moments),
-      written_(static_cast<std::size_t>(layout.count()), false),
-      reduced_(static_cast<std::size_t>(layout.units()), false),
       gate_(static_cast<int>(buckets_.size())),
       waits_(device),
       // The thread that moves state over the link is on the core where this one waits for the verdict; all others are
       // AdamW's.
       passes_(device, waits_, PassShares::by_elements(elements_of_units(layout)),
               settings.placement.over_link ? Waiting::yields : Waiting::spins),
-      exchange_(ranks.size() == 1 ? nullptr
-                                  : std::make_unique<RankExchange>(device, *ops_, ranks, settings.collectives, layout,
-                                                                   buckets_, weights_.on_device(), gradients_)),
+      link_(device, buckets_, gradients_.own_dtype(), settings.formats.weights, settings.placement.cast,
+            !settings.placement.moves()),
+      host_gradients_(device, host_pool, buckets_, gradients_, link_, settings.placement.moves()),
+      exchange_(make_exchange(device, *ops_, ranks, settings.collectives, layout, buckets_, weights_, gradients_,
+                              [this](const Bucket& bucket, Stream& stream) { require_sent(bucket, stream); })),
+      step_gradients_(device, layout, settings.placement, buckets_, unit_buckets_, *exchange_, host_gradients_),
       frozen_(device, layout, buckets_, weights_),
       device_optimizer_(device, *ops_, layout, buckets_, device_state_, weights_, gradients_, gate_),
-      host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_,
-            {.store_gradients = settings.placement.moves(),
-             .update_over_link = settings.placement.over_link,
-             .cast = settings.placement.cast},
-            gate_),
+      host_(device, host_pool, layout, buckets_, weights_, host_gradients_, link_, settings.placement,
+            settings.formats.moments, gate_),
       chooser_(settings_, layout, buckets_, host_, passes_, std::move(policy)) {
-  if (settings.placement.moves())
-    moved_ = std::make_unique<MovedGradients>(
-        device, layout, buckets_, turns_of(settings.placement).moving, host_,
-        [this](int unit) { return exchange_ ? reduced_[static_cast<std::size_t>(unit)] : has_gradient(unit); });
-  for (GradientSlot& slot : gradient_slots_) {
-    slot.written = device.create_event();
-    slot.reduced = device.create_event();
-  }
   if (!device.backed()) return;
   const auto stream = device.create_stream("clear");
   device_state_.clear(*stream);
@@ -94,7 +66,7 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
   // The model's stream itself has updated the buckets that the device owns; the host's thread sends those of the host.
   bool here = weights.here(unit), sent = true;
   for (const Bucket& bucket : buckets) {
-    here = here && whole(bucket);
+    here = here && exchange_->whole(bucket);
     if (!bucket.on_host()) continue;
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
@@ -107,7 +79,7 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
     host_.require_weights(bucket, stream);
     weights.begin(common(bucket.range(), layout_.unit_range(unit)));
   }
-  gather(buckets, stream);
+  exchange_->gather(buckets, stream);
   weights.require(unit, stream);
   if (!here) waits_.end(stream);
   weights_.required(unit);
@@ -135,7 +107,8 @@ UnitGathers OffloadEngine::unit_gathers() {
           .whole =
               [this](int unit) {
                 const std::span<Bucket> buckets = unit_buckets_.of(unit);
-                return std::all_of(buckets.begin(), buckets.end(), [&](const Bucket& b) { return whole(b); });
+                return std::all_of(buckets.begin(), buckets.end(),
+                                   [&](const Bucket& b) { return exchange_->whole(b); });
               }};
 }
 
@@ -146,24 +119,10 @@ void OffloadEngine::require_sent(const Bucket& bucket, Stream& stream) {
     device_optimizer_.require(bucket, stream);
 }
 
-void OffloadEngine::gather(std::span<Bucket> buckets, Stream& stream) {
-  if (!exchange_) return;
-  std::vector<const Bucket*> missing;
-  for (const Bucket& bucket : buckets)
-    if (!in_slices(bucket) && !exchange_->gathered(bucket)) missing.push_back(&bucket);
-  if (!missing.empty()) {
-    weights_.finish_prefetch();  // what was decided to come before
-    for (const Bucket* bucket : missing) require_sent(*bucket, exchange_->gathers());
-    exchange_->gather(missing);
-  }
-  for (const Bucket& bucket : buckets)
-    if (!in_slices(bucket)) exchange_->require(bucket, stream);
-}
-
 void OffloadEngine::require_updates(Stream& stream) {
   for (const Bucket& bucket : buckets_)
     if (bucket.on_host()) host_.require_weights(bucket, stream);
-  gather(buckets_, stream);
+  exchange_->gather(buckets_, stream);
 }
 
 void OffloadEngine::release_weights(int unit, Stream& stream) {
@@ -179,40 +138,21 @@ void OffloadEngine::require_gradients(int unit, Stream& stream) {
   for (const Bucket& bucket : buckets)
     if (bucket.on_host()) host_.require_gradient(bucket, stream);
   if (!free) waits_.end(stream);
-  if (sliced(unit)) {
-    GradientSlot& slot = slot_of(unit);
-    if (!std::exchange(slot.used, true)) return;
-    const bool reduced = slot.reduced->done();
-    if (!reduced) waits_.begin(stream, WaitReason::gradient);
-    stream.wait(*slot.reduced);
-    if (!reduced) waits_.end(stream);
-  } else if (moves(unit)) {
-    const bool here = moved_->here(unit);
-    if (!here) waits_.begin(stream, WaitReason::moving);
-    moved_->require(unit, stream);
-    if (!here) waits_.end(stream);
-  }
-}
-
-bool OffloadEngine::has_gradient(int unit) const {
-  const auto [first, last] = layout_.unit_parameters(unit);
-  return std::find(written_.begin() + first, written_.begin() + last, true) != written_.begin() + last;
+  GradientResidency& gradients = step_gradients_.of(unit);
+  const bool here = gradients.here(unit);
+  if (!here) waits_.begin(stream, gradients.reason());
+  gradients.require(unit, stream);
+  if (!here) waits_.end(stream);
 }
 
 GradientSink::Target OffloadEngine::gradient(int first, int count) {
   const int unit = layout_.parameter(first).unit;
   if (!layout_.trains_any(first, count)) return {};
   choose_updates();
-  SO_CHECK(!moves(unit) || exchange_ || moved_->holds(unit), "a gradient of '{}', which was not required",
-           layout_.parameter(first).name);
-  Target target{gradients_.places().view(first, count),
-                written_[static_cast<std::size_t>(first)] ? Accumulate::add : Accumulate::overwrite};
+  const Target target{gradients_.places().view(first, count), step_gradients_.write(first, count)};
   const Range range{layout_.range(first).begin, layout_.range(first + count - 1).end};
-  for (Bucket& bucket : unit_buckets_.of(unit)) {
-    if (common(bucket.range(), range).size() <= 0) continue;
-    land(bucket);
-  }
-  std::fill_n(written_.begin() + first, count, true);
+  for (Bucket& bucket : unit_buckets_.of(unit))
+    if (common(bucket.range(), range).size() > 0) land(bucket);
   return target;
 }
 
@@ -237,15 +177,14 @@ void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number
 }
 
 void OffloadEngine::begin_last_micro_batch(std::span<const ParameterUpdate> updates) {
-  SO_CHECK(!exchange_, "updates by parameter on {} ranks", ranks_.size());
+  SO_CHECK(ranks_.size() == 1, "updates by parameter on {} ranks", ranks_.size());
   step_.updates.assign(updates.begin(), updates.end());
   begin_last();
 }
 
 void OffloadEngine::begin_last() {
   step_.last_micro_batch = true;
-  step_.has_statistics = false;
-  step_.updates_chosen = false;
+  step_.has_statistics = step_.updates_chosen = false;
   passes_.begin_last();
   host_.throw_if_failed();
 }
@@ -264,8 +203,9 @@ void OffloadEngine::choose_updates() {
 
 void OffloadEngine::reopen_step() {
   SO_CHECK(step_.last_micro_batch, "a step is reopened before its last micro-batch");
-  SO_CHECK(!exchange_, "a step reopened on {} ranks", ranks_.size());
-  SO_CHECK(!moved_, "a step reopened whose gradients have moved");  // and may have been cast on their way
+  SO_CHECK(ranks_.size() == 1, "a step reopened on {} ranks", ranks_.size());
+  // They may have been cast on their way.
+  SO_CHECK(!host_gradients_.moves(), "a step reopened whose gradients have moved");
   step_.last_micro_batch = false;
   host_.reopen();
   for (int unit = 0; unit < layout_.units(); ++unit) weights_.of(unit).settle(unit, false);
@@ -273,8 +213,7 @@ void OffloadEngine::reopen_step() {
 
 void OffloadEngine::drop_gradients() {
   SO_CHECK(!step_.last_micro_batch, "gradients dropped in a step's last micro-batch");
-  written_.assign(written_.size(), false);
-  reduced_.assign(reduced_.size(), false);
+  step_gradients_.drop();
   step_.micro_batches = 0;
 }
 
@@ -284,59 +223,27 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
     weights_.end_pass();
     ++step_.micro_batches;
   }
-  if (sliced(unit)) reduce_slices(unit, stream);
-  if (step_.last_micro_batch) complete_last(unit, stream);
-  if (moves(unit) && moved_->holds(unit))
-    moved_->complete(unit, step_.last_micro_batch, exchange_ ? exchange_->reductions() : stream);
+  const bool last = step_.last_micro_batch;
+  Stream& sums = step_gradients_.complete(unit, last, stream);
+  if (last) complete_last(unit, stream, sums);
+  step_gradients_.of(unit).leave(unit, last, sums);
 }
 
-void OffloadEngine::complete_last(int unit, Stream& stream) {
-  const auto [first, last] = layout_.unit_parameters(unit);
-  auto* stats = static_cast<GradStats*>(stats_.data());
-  const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});
-  std::vector<StatsOf> updated;
-  for (int p = first; p < last && !exchange_; ++p)
-    if (is_updated(p)) updated.push_back({stats + p, gradients_.places().view(p)});
-  ops_->grad_stats(stream, updated, scratch);
+void OffloadEngine::complete_last(int unit, Stream& stream, Stream& sums) {
+  const auto [begin, end] = layout_.unit_parameters(unit);
+  std::vector<int> updated;
+  for (int p = begin; p < end; ++p)
+    if (is_updated(p)) updated.push_back(p);
+  const std::span<Bucket> buckets = unit_buckets_.of(unit), complete = unit_buckets_.complete_with(unit);
+  exchange_->count(complete, updated, sums);
   Event& landed = passes_.land(unit, stream);
-  stream.record(landed);
-  const std::span<Bucket> buckets = unit_buckets_.of(unit);
-  if (exchange_) reduce(unit, landed);
+  sums.record(landed);
   if (std::any_of(buckets.begin(), buckets.end(), std::mem_fn(&Bucket::on_host)))
     weights_.of(unit).drop(unit);  // before the host may write
-  for (Bucket* bucket : host_.landing_order(unit_buckets_.complete_with(unit))) {
+  for (Bucket* bucket : host_.landing_order(complete)) {
     land(*bucket);  // of a step that was reopened, or without a gradient
     if (bucket->on_host()) host_.landed(*bucket, landed);
   }
-}
-
-// The event moves: it is reached when the sums of all ranks are there.
-void OffloadEngine::reduce(int unit, Event& landed) {
-  exchange_->reductions().wait(landed);
-  std::vector<const Bucket*> complete;
-  for (const Bucket& bucket : unit_buckets_.complete_with(unit))
-    if (!bucket.frozen()) complete.push_back(&bucket);
-  if (!sliced(unit)) exchange_->reduce(complete, Accumulate::overwrite);
-  exchange_->take_statistics(complete);
-  exchange_->reductions().record(landed);
-}
-
-void OffloadEngine::reduce_slices(int unit, Stream& stream) {
-  const auto u = static_cast<std::size_t>(unit);
-  GradientSlot& slot = slot_of(unit);
-  stream.record(*slot.written);
-  exchange_->reductions().wait(*slot.written);
-  if (moves(unit)) moved_->require(unit, exchange_->reductions());
-  std::vector<const Bucket*> trained;
-  for (const Bucket& bucket : unit_buckets_.of(unit))
-    if (!bucket.frozen()) trained.push_back(&bucket);
-  exchange_->reduce(trained, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
-  exchange_->reductions().record(*slot.reduced);
-  reduced_[u] = !step_.last_micro_batch && !trained.empty();
-  if (step_.last_micro_batch) return;
-  // The next micro-batch's gradient is written anew.
-  const auto [first, last] = layout_.unit_parameters(unit);
-  std::fill(written_.begin() + first, written_.begin() + last, false);
 }
 
 Verdict OffloadEngine::finish_step(Stream& compute, std::span<const GradStats> of_all) {
@@ -344,9 +251,9 @@ Verdict OffloadEngine::finish_step(Stream& compute, std::span<const GradStats> o
   step_.last_micro_batch = false;
   // A gradient that nobody wrote is an earlier step's, which must not be taken for this one's.
   for (int p = 0; p < layout_.count(); ++p)
-    SO_CHECK(written_[static_cast<std::size_t>(p)] || !is_updated(p), "no gradient of '{}' in this step",
+    SO_CHECK(step_gradients_.written(p) || !is_updated(p), "no gradient of '{}' in this step",
              layout_.parameter(p).name);
-  written_.assign(written_.size(), false);
+  step_gradients_.restart();
   try {
     return take_verdict(compute, of_all);
   } catch (const std::exception& error) {
@@ -358,19 +265,15 @@ Verdict OffloadEngine::finish_step(Stream& compute, std::span<const GradStats> o
 
 // Nobody takes the statistics of a parameter without an update, which are zero.
 std::vector<GradStats> OffloadEngine::statistics() const {
-  const auto* taken = static_cast<const GradStats*>(stats_host_.data());
-  std::vector<GradStats> all(static_cast<std::size_t>(layout_.count()));
+  std::vector<GradStats> all = exchange_->statistics();
   for (int p = 0; p < layout_.count(); ++p)
-    if (is_updated(p)) all[static_cast<std::size_t>(p)] = taken[p];
+    if (!is_updated(p)) all[static_cast<std::size_t>(p)] = {};
   return all;
 }
 
 void OffloadEngine::take_statistics(Stream& compute) {
   if (step_.has_statistics) return;
-  if (exchange_)
-    exchange_->send_statistics(compute);
-  else
-    compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
+  exchange_->send_statistics(compute);
   compute.record(passes_.complete());
   passes_.complete().synchronize();
   step_.has_statistics = true;
@@ -381,7 +284,7 @@ double OffloadEngine::gradient_norm(Stream& compute) {
 }
 
 std::vector<GradStats> OffloadEngine::gradient_statistics(Stream& compute) {
-  SO_CHECK(step_.last_micro_batch && !exchange_,
+  SO_CHECK(step_.last_micro_batch && ranks_.size() == 1,
            "a norm of gradients before the last micro-batch, or of several ranks");
   try {
     take_statistics(compute);
@@ -397,16 +300,15 @@ Verdict OffloadEngine::take_verdict(Stream& compute, std::span<const GradStats> 
   waits_.begin(compute, WaitReason::verdict);
   take_statistics(compute);
 
-  const Verdict verdict = !of_all.empty() ? make_verdict(of_all, ranks_, settings_.max_grad_norm)
-                                          : make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_,
-                                                         settings_.max_grad_norm);
+  const Verdict verdict =
+      make_verdict(of_all.empty() ? std::span<const GradStats>(statistics()) : of_all, ranks_, settings_.max_grad_norm);
   const bool clipped = verdict.clip != 1.0f;
   const AdamWSteps step = steps(verdict.clip);
   ++counters_.steps;
   counters_.skipped_steps += verdict.finite ? 0 : 1;
   counters_.clipped_steps += verdict.finite && clipped ? 1 : 0;
   // A skipped step leaves every rank's weights as they were.
-  if (exchange_ && verdict.finite) exchange_->forget_updated();
+  if (verdict.finite) exchange_->forget_updated();
   host_.decide(verdict.finite, !clipped, step);
   waits_.end(compute);
   device_optimizer_.decide(verdict.finite, step, compute);
@@ -439,7 +341,7 @@ EngineCounters OffloadEngine::counters() const {
   all.seconds = std::chrono::duration<double>(at - made_).count();
   all.streamed_units = weights_.copies(ResidencyKind::streamed);
   all.gathered_units = weights_.copies(ResidencyKind::gathered);
-  all.sums_brought = moved_ ? moved_->sums_brought() : 0;
+  all.sums_brought = step_gradients_.sums_brought();
   all.device_updates = device.committed;
   all.committed_buckets = device.committed + all.host.committed;
   all.discarded_buckets = device.discarded + all.host.discarded;

@@ -20,7 +20,6 @@
 // Evaluations between steps call require_weights() and release_weights() alone.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -34,20 +33,20 @@
 #include "offload/device_optimizer.h"
 #include "offload/device_waits.h"
 #include "offload/engine_settings.h"
+#include "offload/exchange.h"
 #include "offload/host_optimizer.h"
 #include "offload/memory/frozen_weights.h"
+#include "offload/memory/host_gradients.h"
+#include "offload/memory/host_link.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/parameter_source.h"
 #include "offload/memory/unit_gradients.h"
 #include "offload/memory/unit_weights.h"
-#include "offload/moved_gradients.h"
 #include "offload/pass_times.h"
-#include "offload/rank_exchange.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
-#include "offload/schedule/placement.h"
-#include "offload/schedule/schedule.h"
 #include "offload/schedule/update_policy.h"
+#include "offload/step_gradients.h"
 #include "offload/update_chooser.h"
 #include "offload/verdict.h"
 #include "optim/adamw.h"
@@ -206,13 +205,6 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     std::int64_t update_number = 0;
     std::vector<ParameterUpdate> updates;  // empty: the same for all
   };
-  // Memory for the gradients of units in slices, which take turns in it.
-  struct GradientSlot {
-    bool used = false;
-    std::unique_ptr<Event> written, reduced;  // the gradient is complete; and has been reduced
-  };
-  // The slot that holds the gradients of this unit, which is in slices.
-  GradientSlot& slot_of(int unit) { return gradient_slots_[static_cast<std::size_t>(gradients_.places().slot(unit))]; }
   void begin_last();
   // Once in a step's last micro-batch, by its first gradient.
   void choose_updates();
@@ -223,34 +215,22 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     return layout_.parameter(parameter).trained &&
            (step_.updates.empty() || step_.updates[static_cast<std::size_t>(parameter)].update_number > 0);
   }
-  bool sliced(int unit) const { return settings_.placement.unit(unit).sliced; }
-  bool moves(int unit) const { return moved_ && moved_->has(unit); }
-  // Whether this step has written gradients of the unit.
-  bool has_gradient(int unit) const;
   // The bucket's gradient is being written.
   void land(Bucket& bucket);
+  // The unit's gradients are the step's, on `sums` those of all ranks: takes their statistics and gives them to their
+  // owners.
+  void complete_last(int unit, Stream& stream, Stream& sums);
   // Waits for the statistics of all gradients, unless they were taken.
   void take_statistics(Stream& compute);
+  std::vector<GradStats> statistics() const;  // by parameter
   Verdict take_verdict(Stream& compute, std::span<const GradStats> of_all);
-  std::vector<GradStats> statistics() const;  // by parameter, with one rank
+  void measure(bool clipped_or_skipped, std::int64_t micro_batches);
   // Work that follows on `stream` finds this rank's slice of the bucket's weights as its owner has updated it. Waits
   // for the host to send it.
   void require_sent(const Bucket& bucket, Stream& stream);
-  // Whether this rank has the bucket's weights, or has them on their way: if they stay, those of all ranks.
-  bool whole(const Bucket& bucket) const { return !exchange_ || in_slices(bucket) || exchange_->gathered(bucket); }
-  bool in_slices(const Bucket& bucket) const { return weights_.at(bucket.own().begin).gathers(); }
   // Whether the final weights of all that the host owns of the unit have been sent.
   bool has_final_weights(int unit);
   UnitGathers unit_gathers();
-  // Has the weights of a unit's buckets gathered from their ranks, where they stay and are not whole.
-  void gather(std::span<Bucket> buckets, Stream& stream);
-  // Has the buckets that a unit's gradients complete reduced, of the step's last micro-batch.
-  void reduce(int unit, Event& landed);
-  // The unit's gradients are those of the step: takes their statistics and gives them to their owners.
-  void complete_last(int unit, Stream& stream);
-  // Has the gradients of a unit in slices reduced, after each micro-batch.
-  void reduce_slices(int unit, Stream& stream);
-  void measure(bool clipped_or_skipped, std::int64_t micro_batches);
 
   Device& device_;
   const std::unique_ptr<EngineOps> ops_;
@@ -262,14 +242,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const UnitBuckets unit_buckets_;
   UnitWeights weights_;
   UnitGradients gradients_;
-  std::array<GradientSlot, gradient_slots> gradient_slots_;
-  Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
-  Buffer stats_scratch_;
-  OptimizerState host_state_, device_state_;
-  std::vector<bool> written_;  // by parameter: has a gradient in this step; in slices: in this micro-batch
-  std::vector<bool> reduced_;  // by unit: its slices have gradients of this step's micro-batches
-  Step step_;
+  OptimizerState device_state_;
   SaveGate gate_;
+  Step step_;
   const HostClock::Clock::time_point made_ = HostClock::Clock::now();
   EngineCounters counters_;
 
@@ -277,11 +252,13 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   DeviceWaits waits_;
   PassTimes passes_;
 
-  const std::unique_ptr<RankExchange> exchange_;  // null with one rank
+  HostLink link_;
+  HostGradients host_gradients_;
+  const std::unique_ptr<Exchange> exchange_;
+  StepGradients step_gradients_;
   FrozenWeights frozen_;
   DeviceOptimizer device_optimizer_;
-  HostOptimizer host_;                     // its thread uses all the others
-  std::unique_ptr<MovedGradients> moved_;  // null where gradients do not move
+  HostOptimizer host_;  // its thread uses all the others
   UpdateChooser chooser_;
 };
 

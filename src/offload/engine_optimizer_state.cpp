@@ -144,18 +144,18 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
 }
 
 void OffloadEngine::gather_placed(Stream& compute) {
-  if (!exchange_) return;
+  if (ranks_.size() == 1) return;
   compute.synchronize();  // what was placed is there
   weights_.drop_all();
   exchange_->forget();
-  gather(buckets_, compute);
+  exchange_->gather(buckets_, compute);
   compute.synchronize();
 }
 
 void OffloadEngine::upload_weights(Stream& compute) {
   host_.finish();
   weights_.drop_all();
-  if (exchange_) exchange_->forget();
+  exchange_->forget();
   for (const Bucket& bucket : buckets_) {
     if (bucket.frozen()) continue;
     if (bucket.on_host()) {
@@ -165,7 +165,7 @@ void OffloadEngine::upload_weights(Stream& compute) {
       device_optimizer_.send_masters(bucket, compute);
     }
   }
-  gather(buckets_, compute);
+  exchange_->gather(buckets_, compute);
   compute.synchronize();
 }
 

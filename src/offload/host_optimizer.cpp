@@ -14,43 +14,37 @@
 #include "base/log.h"
 #include "device/trace.h"
 #include "offload/link_update.h"
-#include "offload/memory/touch.h"
 
 namespace so {
 namespace {
 
-std::int64_t largest(std::span<const Bucket> buckets) {
-  std::int64_t elements = 0;
-  for (const Bucket& bucket : buckets)
-    if (bucket.on_host()) elements = std::max(elements, bucket.own().size());
-  return elements;
-}
-
 // A gradient is fetched into a slot whose last job has ended: behind the one that is updated, a verdict may void all
 // that is in hand, and as many others are then taken.
-static_assert(2 * (HostSchedule::hands - 1) <= StagingRing::ahead);
+static_assert(2 * (HostSchedule::hands - 1) <= HostLink::ahead);
 
 HostTime time_of(HostTask task) { return task == HostTask::restore ? HostTime::other : HostTime::adamw; }
 
 }  // namespace
 
 HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                             OptimizerState& state, const UnitWeights& weights, const UnitGradients& gradients,
-                             const Ways& ways, SaveGate& gate)
+                             const UnitWeights& weights, HostGradients& gradients, HostLink& link,
+                             const Placement& placement, DType moments, SaveGate& gate)
     : pool_(pool),
       buckets_(buckets),
-      state_(state),
-      update_(layout, state),
+      state_(device,
+             {.pool = pool,
+              .spare_places = placement.schedule == Schedule::synchronous ? 0 : placement.spare_buckets,
+              .pinned = placement.pins_state()},
+             buckets, moments),
+      update_(layout, state_),
       weights_(weights),
       gradients_(gradients),
+      link_(link),
       gate_(gate),
-      ring_(device, largest(buckets), gradients.own_dtype(), weights.on_device().dtype(), ways.cast,
-            !ways.store_gradients),
-      schedule_(buckets, state),
+      schedule_(buckets, state_),
       entries_(buckets.size()) {
   for (const Bucket& bucket : buckets) {
     if (!bucket.on_host()) continue;
-    entry(bucket).fetched = device.create_event();
     entry(bucket).current = device.create_event();
     if (follows_masters(bucket)) schedule_.set_from_masters(bucket);
   }
@@ -60,20 +54,13 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
       masters[static_cast<std::size_t>(layout.unit_of(bucket(index).range().begin))] += bucket(index).own().size();
   if (const std::int64_t most = *std::max_element(masters.begin(), masters.end()); most > 0)
     masters_ = std::make_unique<MasterCopies>(device, most);
-  if (!owned().empty() && ways.store_gradients) {
-    std::size_t bytes = 0;
-    for (const int index : owned()) bytes += gradient_bytes(bucket(index));
-    store_ = device.allocate(MemoryKind::pinned, bytes, "gradients", zeros_by(pool));
-    auto* at = static_cast<std::byte*>(store_.data());
-    for (const int index : owned()) at = (entry(index).stored = at) + gradient_bytes(bucket(index));
-  }
-  if (!owned().empty() && ways.update_over_link)
-    link_ = std::make_unique<LinkUpdate>(device, layout, largest(buckets), state, weights, gradients,
-                                         ways.store_gradients ? std::optional(ring_.gradients()) : std::nullopt);
+  if (!owned().empty() && placement.over_link)
+    link_update_ = std::make_unique<LinkUpdate>(device, layout, link.longest(), state_, weights, gradients,
+                                                gradients.moves() ? std::optional(link.gradients()) : std::nullopt);
   if (owned().empty() || !device.backed()) return;
   clock_.start();
   thread_ = std::thread([this] { run(); });
-  if (!link_) return;
+  if (!link_update_) return;
   try {
     link_thread_ = std::thread([this] { run_link(); });
   } catch (...) {  // a limit on threads or memory; the other has no destructor to end it
@@ -131,7 +118,7 @@ void HostOptimizer::require_gradient(const Bucket& bucket, Stream& stream) {
     std::unique_lock lock(mutex_);
     wait_until(lock, [&] { return schedule_.needs_no_gradient(bucket); });
   }
-  stream.wait(*entry(bucket).fetched);
+  stream.wait(gradients_.fetched(bucket));
 }
 
 std::vector<Bucket*> HostOptimizer::landing_order(std::span<Bucket> complete) const {
@@ -144,21 +131,9 @@ void HostOptimizer::land(Bucket& bucket) {
   schedule_.land(bucket);
 }
 
-void HostOptimizer::store_sum(const Bucket& bucket, Event& complete) {
-  Entry& e = entry(bucket);
-  ring_.store(e.stored, gradient_of(bucket), complete, *e.fetched);
-}
-
-void HostOptimizer::bring_sum(const Bucket& bucket, Stream& stream) {
-  const Entry& e = entry(bucket);
-  const Tensor gradient = gradient_of(bucket);
-  stream.wait(*e.fetched);
-  stream.copy(gradient.data(), e.stored, gradient.bytes());
-}
-
 void HostOptimizer::landed(Bucket& bucket, Event& complete) {
   Entry& e = entry(bucket);
-  if (e.stored) ring_.fetch(e.stored, gradient_of(bucket), complete, *e.fetched);
+  if (gradients_.moves()) gradients_.store(bucket, complete);
   {
     const std::lock_guard lock(mutex_);
     e.complete = &complete;
@@ -287,12 +262,12 @@ bool HostOptimizer::prepare() {
   }
   if (adopted) changed_.notify_all();
   if (index < 0) return false;
-  Entry& e = entry(index);
   Work work{index, nullptr};
   const HostTask task = schedule_.task_of(index);
-  if (task != HostTask::adopt) work.slot = &ring_.slot(turn_++);
-  if (task != HostTask::adopt && task != HostTask::restore && !e.stored)
-    ring_.fetch(work.slot->gradient.data(), gradient_of(bucket(index)), *e.complete, *e.fetched);
+  if (task != HostTask::adopt) work.slot = &link_.next_slot();
+  if (task != HostTask::adopt && task != HostTask::restore && !gradients_.moves())
+    link_.fetch(work.slot->gradient.data(), gradients_.on_device(bucket(index)), *entry(index).complete,
+                gradients_.fetched(bucket(index)));
   in_hand_.push_back(work);
   return true;
 }
@@ -354,7 +329,7 @@ void HostOptimizer::wait_for_slot(const Work& work) {
     e.complete->synchronize();
   }
   clock_.enter(HostTime::fetch);
-  e.fetched->synchronize();
+  gradients_.fetched(bucket(work.index)).synchronize();
   clock_.enter(HostTime::send);
   work.slot->weights_gone->synchronize();
   clock_.enter(HostTime::other);
@@ -363,7 +338,7 @@ void HostOptimizer::wait_for_slot(const Work& work) {
 bool HostOptimizer::next_is_ready() const {
   if (in_hand_.empty()) return false;
   const Work& next = in_hand_.front();
-  return next.slot && next.slot->weights_gone->done() && entry(next.index).fetched->done() &&
+  return next.slot && next.slot->weights_gone->done() && gradients_.fetched(bucket(next.index)).done() &&
          !gate_.pending(next.index);
 }
 
@@ -423,10 +398,10 @@ void HostOptimizer::hand_over(const Work& work, HostTask task, double seconds) {
   changed_.notify_all();
 }
 
-ParallelWork HostOptimizer::work_on(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,
+ParallelWork HostOptimizer::work_on(const Bucket& bucket, const HostLink::Slot& slot, HostTask task, int place,
                                     const AdamWSteps& steps) const {
-  const Entry& e = entry(bucket);
-  const Tensor gradient(e.stored ? e.stored : slot.gradient.data(), ring_.gradients(), {bucket.own().size()}),
+  std::byte* const stored = gradients_.stored(bucket);
+  const Tensor gradient(stored ? stored : slot.gradient.data(), link_.gradients(), {bucket.own().size()}),
       weights = weights_of(bucket, slot);
   switch (task) {
     case HostTask::speculate:
@@ -449,22 +424,22 @@ ParallelWork HostOptimizer::work_on(const Bucket& bucket, const StagingRing::Slo
   return {};
 }
 
-Tensor HostOptimizer::weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const {
+Tensor HostOptimizer::weights_of(const Bucket& bucket, const HostLink::Slot& slot) const {
   const Range range = bucket.own();
   if (std::byte* memory = kept(bucket)) return {memory, weights_.on_device().dtype(), {range.size()}};
-  return {slot.weights.data(), ring_.weights(), {range.size()}};
+  return {slot.weights.data(), link_.weights(), {range.size()}};
 }
 
-void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
+void HostOptimizer::give(const Bucket& bucket, HostLink::Slot& slot) {
   if (kept(bucket) || follows_masters(bucket)) return;
   const Range range = bucket.own();
-  ring_.give(slot, Tensor(weights_.own_at(range.begin), weights_.on_device().dtype(), {range.size()}),
+  link_.give(slot, Tensor(weights_.own_at(range.begin), weights_.on_device().dtype(), {range.size()}),
              *entry(bucket.index()).current);
 }
 
 void HostOptimizer::send_masters(const Bucket& bucket) {
   if (follows_masters(bucket)) return;
-  StagingRing::Slot& slot = ring_.slot(turn_++);
+  HostLink::Slot& slot = link_.next_slot();
   slot.weights_gone->synchronize();
   pool_.run(update_.round_masters(bucket, weights_of(bucket, slot)));
   give(bucket, slot);

@@ -22,15 +22,16 @@
 #include "offload/adamw_steps.h"
 #include "offload/bucket_update.h"
 #include "offload/host_clock.h"
+#include "offload/memory/host_gradients.h"
+#include "offload/memory/host_link.h"
 #include "offload/memory/master_copies.h"
 #include "offload/memory/optimizer_state.h"
-#include "offload/memory/staging_ring.h"
 #include "offload/memory/state_transfer.h"
-#include "offload/memory/unit_gradients.h"
 #include "offload/memory/unit_weights.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/host_schedule.h"
+#include "offload/schedule/placement.h"
 #include "offload/schedule/step_time.h"
 #include "offload/schedule/update_policy.h"
 #include "optim/adamw.h"
@@ -42,18 +43,13 @@ struct LinkTask;
 
 class HostOptimizer {
  public:
-  // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. `gradients` lie on the device;
-  // they are fetched when the host works on a bucket, or, with `store_gradients`, into pinned memory as soon as they
-  // are complete. Weights that have host memory (WeightResidency) are written
-  // there, not sent, and those that follow masters (UnitWeights) are made by cast_masters(). `update_over_link`: the
-  // device updates too. `state` is pinned for either of the latter. All references must outlive it.
-  struct Ways {
-    bool store_gradients = false, update_over_link = false;
-    CastSide cast = CastSide::host;
-  };
+  // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. `gradients` are fetched over
+  // `link` when the host works on a bucket or, where they move, as soon as they are complete. Weights that have host
+  // memory (WeightResidency) are written there, not sent, and those that follow masters (UnitWeights) are made by
+  // cast_masters(). The state has moments of this format, and what the placement says. All references must outlive it.
   HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                OptimizerState& state, const UnitWeights& weights, const UnitGradients& gradients, const Ways& ways,
-                SaveGate& gate);
+                const UnitWeights& weights, HostGradients& gradients, HostLink& link, const Placement& placement,
+                DType moments, SaveGate& gate);
   // Ends the threads, without doing what is left to do.
   ~HostOptimizer();
   HostOptimizer(const HostOptimizer&) = delete;
@@ -72,19 +68,6 @@ class HostOptimizer {
   void require_gradient(const Bucket& bucket, Stream& stream);
   // Whether require_gradient() would return at once.
   bool gradient_free(const Bucket& bucket) const;
-  // Where the bucket's gradient is on the device.
-  Tensor gradient_of(const Bucket& bucket) const {
-    return {gradients_.own_at(bucket.own().begin), gradients_.own_dtype(), {bucket.own().size()}};
-  }
-  // Work that follows on `stream` may overwrite the bucket's gradient on the device, which has been stored.
-  void require_fetched(const Bucket& bucket, Stream& stream) { stream.wait(*entry(bucket).fetched); }
-  // Whether the gradient has been stored by now.
-  bool fetched(const Bucket& bucket) const { return entry(bucket.index()).fetched->done(); }
-  // With `store_gradients`, of a step that has further micro-batches: stores the gradient, a sum so far, as it lies on
-  // the device, once `complete` is reached there. require_gradient() has been called in this step.
-  void store_sum(const Bucket& bucket, Event& complete);
-  // Enqueues on `stream` the copy of what store_sum() has stored to the device, when it is there.
-  void bring_sum(const Bucket& bucket, Stream& stream);
   std::vector<Bucket*> landing_order(std::span<Bucket> complete) const;  // HostSchedule's
   // The bucket's gradient is being written on the device.
   void land(Bucket& bucket);
@@ -151,13 +134,12 @@ class HostOptimizer {
  private:
   // The facts about a host-owned bucket that the schedule does not know.
   struct Entry {
-    Event* complete = nullptr;                // its gradient
-    std::byte* stored = nullptr;              // where its gradient is stored, if it is
-    std::unique_ptr<Event> fetched, current;  // its gradient was read; its weights are on the device
+    Event* complete = nullptr;       // its gradient
+    std::unique_ptr<Event> current;  // its weights are on the device
   };
   struct Work {
     int index = -1;
-    StagingRing::Slot* slot = nullptr;  // none for what is adopted, once a save has read it
+    HostLink::Slot* slot = nullptr;  // none for what is adopted, once a save has read it
   };
   // Work under way.
   struct Running {
@@ -184,14 +166,11 @@ class HostOptimizer {
   bool next_is_ready() const;
   void start();  // begins the work on the next bucket in hand, or does it where it is none for the pool
   void end();    // waits for the work that was begun first, and hands it over
-  ParallelWork work_on(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,
+  ParallelWork work_on(const Bucket& bucket, const HostLink::Slot& slot, HostTask task, int place,
                        const AdamWSteps& steps) const;
   // Enqueues the bucket's new weights, and tells the schedule. `seconds`: of AdamW.
   void hand_over(const Work& work, HostTask task, double seconds);
-  void give(const Bucket& bucket, StagingRing::Slot& slot);
-  std::size_t gradient_bytes(const Bucket& bucket) const {
-    return static_cast<std::size_t>(bucket.own().size()) * size_of(ring_.gradients());
-  }
+  void give(const Bucket& bucket, HostLink::Slot& slot);
   // Where its weights are kept in host memory; null if they are sent to the device.
   std::byte* kept(const Bucket& bucket) const {
     return weights_.at(bucket.range().begin).host_memory(bucket.range().begin);
@@ -203,7 +182,7 @@ class HostOptimizer {
   // Whether its weights are made of its masters, so that none are sent.
   bool follows_masters(const Bucket& bucket) const { return weights_.follows_masters(bucket.range().begin); }
   // Where its new weights are written.
-  Tensor weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const;
+  Tensor weights_of(const Bucket& bucket, const HostLink::Slot& slot) const;
   Bucket& bucket(int index) const { return buckets_[static_cast<std::size_t>(index)]; }
   Entry& entry(int index) { return entries_[static_cast<std::size_t>(index)]; }
   Entry& entry(const Bucket& bucket) { return entry(bucket.index()); }
@@ -218,15 +197,13 @@ class HostOptimizer {
 
   ThreadPool& pool_;
   const std::span<Bucket> buckets_;
-  OptimizerState& state_;
+  OptimizerState state_;
   const BucketUpdate update_;
   const UnitWeights& weights_;
-  const UnitGradients& gradients_;
+  HostGradients& gradients_;
+  HostLink& link_;
   SaveGate& gate_;
   std::unique_ptr<MasterCopies> masters_;  // null: no weights follow masters
-  Buffer store_;  // gradients of all host-owned buckets, if they are stored; then the engine's thread fetches them
-  StagingRing ring_;
-  std::size_t turn_ = 0;
 
   // The host's thread alone uses these.
   std::deque<Work> in_hand_;
@@ -243,8 +220,8 @@ class HostOptimizer {
   HostPace pace_{follow_share}, link_pace_{1};
   HostClock clock_;  // the thread's; it has a lock of its own
 
-  std::unique_ptr<LinkUpdate> link_;  // null: the device updates none
-  std::thread thread_, link_thread_;  // last: they use all the others
+  std::unique_ptr<LinkUpdate> link_update_;  // null: the device updates none
+  std::thread thread_, link_thread_;         // last: they use all the others
 };
 
 }  // namespace so

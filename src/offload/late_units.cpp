@@ -25,7 +25,7 @@ bool OffloadEngine::preview_rows(int parameter, std::int64_t width, std::span<co
 
 void HostOptimizer::set_late(const Bucket& bucket) {
   const std::lock_guard lock(mutex_);
-  SO_CHECK(!entry(bucket).stored, "bucket {} is late, and its gradient moves", bucket.index());
+  SO_CHECK(!gradients_.moves(), "bucket {} is late, and its gradient moves", bucket.index());
   schedule_.set_late(bucket);
 }
 

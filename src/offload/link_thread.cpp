@@ -11,20 +11,20 @@ bool HostOptimizer::next_over_link(LinkTask& task) {
   std::unique_lock lock(mutex_);
   for (;;) {
     if (stop_ || error_) return false;
-    const int index = link_->full() ? -1 : schedule_.take(Updater::link);
+    const int index = link_update_->full() ? -1 : schedule_.take(Updater::link);
     if (index >= 0) {
       Entry& e = entry(index);
       task = {.bucket = &bucket(index),
               .task = schedule_.begin(index),
               .place = schedule_.place_of(index),
               .complete = e.complete,
-              .stored = e.stored,
-              .fetched = e.fetched.get(),
+              .stored = gradients_.stored(bucket(index)),
+              .fetched = &gradients_.fetched(bucket(index)),
               .current = e.current.get()};
       task.steps = task.task == HostTask::speculate || task.task == HostTask::preview ? unclipped_ : final_;
       return true;
     }
-    if (link_->busy()) return true;
+    if (link_update_->busy()) return true;
     changed_.wait(lock);
   }
 }
@@ -39,10 +39,10 @@ void HostOptimizer::run_link() {
       delay_point();
       if (task.bucket != nullptr) {
         if (task.task == HostTask::update || task.task == HostTask::follow) gate_.wait(task.bucket->index());
-        link_->begin(task);
+        link_update_->begin(task);
         continue;
       }
-      const std::optional<LinkUpdate::Done> done = link_->advance();
+      const std::optional<LinkUpdate::Done> done = link_update_->advance();
       if (!done) continue;
       {
         const std::lock_guard lock(mutex_);

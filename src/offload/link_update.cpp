@@ -15,7 +15,7 @@ constexpr std::size_t piece_bytes = std::size_t{16} << 20;
 }  // namespace
 
 LinkUpdate::LinkUpdate(Device& device, const ParameterLayout& layout, std::int64_t elements, OptimizerState& state,
-                       const UnitWeights& weights, const UnitGradients& gradients,
+                       const UnitWeights& weights, const HostGradients& gradients,
                        std::optional<DType> stored_gradients)
     : layout_(layout),
       state_(state),
@@ -115,9 +115,8 @@ void LinkUpdate::update(Slot& slot) {
   const LinkTask& task = slot.task;
   const Range own = task.bucket->own();
   const bool sends = kept(slot) == nullptr && task.task != HostTask::follow && !weights_.follows_masters(own.begin);
-  const Tensor gradient = task.stored != nullptr
-                              ? Tensor(slot.gradient.data(), *stored_, {own.size()})
-                              : Tensor(gradients_.own_at(own.begin), gradients_.own_dtype(), {own.size()}),
+  const Tensor gradient = task.stored != nullptr ? Tensor(slot.gradient.data(), *stored_, {own.size()})
+                                                 : gradients_.on_device(*slot.task.bucket),
                weights(sends ? static_cast<void*>(weights_.own_at(own.begin)) : slot.weights.data(),
                        weights_.on_device().dtype(), {own.size()});
   up_.stream->record(*slot.here);

@@ -21,8 +21,8 @@
 
 #include "device/device.h"
 #include "offload/adamw_steps.h"
+#include "offload/memory/host_gradients.h"
 #include "offload/memory/optimizer_state.h"
-#include "offload/memory/unit_gradients.h"
 #include "offload/memory/unit_weights.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/host_schedule.h"
@@ -53,7 +53,7 @@ class LinkUpdate {
   // Updates buckets that the host owns, of at most `elements`. `state` is in pinned memory. `stored_gradients`: the
   // gradients' type in pinned memory, if they are stored there; f32 or bf16. All references must outlive it.
   LinkUpdate(Device& device, const ParameterLayout& layout, std::int64_t elements, OptimizerState& state,
-             const UnitWeights& weights, const UnitGradients& gradients, std::optional<DType> stored_gradients);
+             const UnitWeights& weights, const HostGradients& gradients, std::optional<DType> stored_gradients);
   // Waits for what is under way.
   ~LinkUpdate();
 
@@ -107,7 +107,7 @@ class LinkUpdate {
   const ParameterLayout& layout_;
   OptimizerState& state_;
   const UnitWeights& weights_;
-  const UnitGradients& gradients_;
+  const HostGradients& gradients_;
   const std::optional<DType> stored_;
   const std::unique_ptr<DeviceAdamW> adamw_;
   std::array<Slot, slots> slots_;

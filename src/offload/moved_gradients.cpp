@@ -20,14 +20,14 @@ bool overlap(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 MovedGradients::MovedGradients(Device& device, const ParameterLayout& layout, std::span<const Bucket> buckets,
-                               std::span<const int> slots, HostOptimizer& host, std::function<bool(int)> has_sum)
+                               std::vector<int> slots, HostGradients& host)
     : buckets_(buckets),
-      slots_of_(slots.begin(), slots.end()),
+      slots_of_(std::move(slots)),
       first_trained_unit_(layout.first_trained_unit()),
       host_(host),
-      has_sum_(std::move(has_sum)),
-      buckets_of_(slots.size()),
-      slots_(slots.empty() ? 0 : static_cast<std::size_t>(*std::max_element(slots.begin(), slots.end()) + 1)),
+      buckets_of_(slots_of_.size()),
+      slots_(static_cast<std::size_t>(*std::max_element(slots_of_.begin(), slots_of_.end()) + 1)),
+      summed_(slots_of_.size(), false),
       to_device_(device.create_stream("gradient sums")) {
   for (Slot& slot : slots_) {
     slot.written = device.create_event();
@@ -41,33 +41,35 @@ MovedGradients::MovedGradients(Device& device, const ParameterLayout& layout, st
 MovedGradients::~MovedGradients() { wait_or_log(*to_device_, LogLevel::error); }
 
 void MovedGradients::require(int unit, Stream& stream) {
+  if (!has(unit)) return;
   Slot& slot = slot_of(unit);
-  if (has_sum_(unit) && slot.unit != unit) bring(unit, false);
+  if (has_sum(unit) && slot.unit != unit) bring(unit, false);
   if (slot.arriving)
     stream.wait(*slot.arrived);
   else if (slot.unit >= 0)  // also if it is this unit's, which is being copied still
-    for (const int index : buckets_of(slot.unit)) host_.require_fetched(bucket(index), stream);
+    for (const int index : buckets_of(slot.unit)) stream.wait(host_.fetched(bucket(index)));
   slot.unit = unit;
   slot.arriving = false;
 }
 
 bool MovedGradients::here(int unit) const {
+  if (!has(unit)) return true;
   const Slot& slot = slot_of(unit);
-  if (has_sum_(unit) && slot.unit != unit) return false;
+  if (has_sum(unit) && slot.unit != unit) return false;
   if (slot.arriving) return slot.arrived->done();
   if (slot.unit < 0) return true;
   const std::span<const int> indices = buckets_of(slot.unit);
-  return std::all_of(indices.begin(), indices.end(), [&](int index) { return host_.fetched(bucket(index)); });
+  return std::all_of(indices.begin(), indices.end(), [&](int index) { return host_.fetched(bucket(index)).done(); });
 }
 
-void MovedGradients::complete(int unit, bool last_micro_batch, Stream& stream) {
-  SO_CHECK(holds(unit), "a gradient of unit {} is complete that was not required", unit);
+void MovedGradients::leave(int unit, bool last, Stream& stream) {
+  if (!has(unit) || !holds(unit)) return;
   stream.record(*slot_of(unit).written);
   const std::span<const int> indices = buckets_of(unit);
-  for (auto index = indices.rbegin(); index != indices.rend() && !last_micro_batch; ++index)
+  for (auto index = indices.rbegin(); index != indices.rend() && !last; ++index)
     host_.store_sum(bucket(*index), *slot_of(unit).written);
-  if (const int next = next_in_slot(unit, last_micro_batch); next >= 0 && next != unit && has_sum_(next))
-    bring(next, last_micro_batch);
+  summed_[static_cast<std::size_t>(unit)] = !last;
+  if (const int next = next_in_slot(unit, last); next >= 0 && next != unit && has_sum(next)) bring(next, last);
 }
 
 // Backward passes go from the last unit to the first, and the next micro-batch's begins with the last again.
@@ -90,9 +92,9 @@ void MovedGradients::bring(int unit, bool yields) {
   if (!leaving.empty()) to_device_->wait(*slot.written);  // what does not leave, since nobody trains it, is in use too
   std::size_t at_once = 0;
   for (auto index = indices.rbegin(); index != indices.rend(); ++index) {
-    const Tensor sum = host_.gradient_of(bucket(*index));
+    const Tensor sum = host_.on_device(bucket(*index));
     for (const int other : leaving)
-      if (overlap(host_.gradient_of(bucket(other)), sum)) host_.require_fetched(bucket(other), *to_device_);
+      if (overlap(host_.on_device(bucket(other)), sum)) to_device_->wait(host_.fetched(bucket(other)));
     if (yields && at_once > 0 && at_once + sum.bytes() > most_at_once) {
       to_device_->yield();
       at_once = 0;

@@ -7,35 +7,16 @@
 #include "device/wait_on_exit.h"
 
 namespace so {
-namespace {
-
-ShardMap shards_of(const Bucket& bucket, int ranks) { return {bucket.range().size(), ranks}; }
-
-Range own_slice(const Bucket& bucket, const Communicator& ranks) {
-  const ShardMap::Slice slice = shards_of(bucket, ranks.size()).slice(ranks.rank());
-  const std::int64_t begin = bucket.range().begin;
-  if (slice.size() == 0) return {begin, begin};
-  return {begin + slice.begin, begin + slice.end};
-}
-
-}  // namespace
-
-std::vector<Bucket> shard_buckets(std::vector<Bucket> buckets, const Communicator& ranks) {
-  if (ranks.size() == 1) return buckets;
-  std::vector<Bucket> sharded;
-  for (const Bucket& bucket : buckets)
-    sharded.emplace_back(bucket.index(), bucket.range(), bucket.owner(), own_slice(bucket, ranks));
-  return sharded;
-}
-
 RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, CollectiveRoute route,
-                           const ParameterLayout& layout, std::span<const Bucket> buckets, const DeviceWeights& weights,
-                           const UnitGradients& gradients)
+                           const ParameterLayout& layout, std::span<const Bucket> buckets, const UnitWeights& weights,
+                           const UnitGradients& gradients, RequireSent require_sent)
     : ops_(ops),
       layout_(layout),
       weights_(weights),
       gradients_(gradients),
+      require_sent_(std::move(require_sent)),
       gathered_(buckets.size(), true),
+      written_(device.create_event()),
       sent_(device.create_event()),
       reduce_(device.create_stream("reduce")),
       gather_(device.create_stream("gather")) {
@@ -45,13 +26,13 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
   std::vector<std::int64_t> reduced(scratch.size());
   CollectiveSizes sizes{.reduced = gradients.dtype()};
   for (const Bucket& bucket : buckets) {
-    shards_.push_back(shards_of(bucket, ranks.size()));
+    shards_.emplace_back(bucket.range().size(), ranks.size());
     std::vector<std::int64_t>& bytes = slice_bytes_.emplace_back();
     for (const std::int64_t count : shards_.back().counts())
-      bytes.push_back(count * static_cast<std::int64_t>(size_of(weights.dtype())));
+      bytes.push_back(count * static_cast<std::int64_t>(size_of(weights.on_device().dtype())));
     const std::int64_t slice = shards_.back().counts()[0];  // none is longer
     const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
-    gathered[unit] += static_cast<std::size_t>(slice) * size_of(weights.dtype());
+    gathered[unit] += static_cast<std::size_t>(slice) * size_of(weights.on_device().dtype());
     whole_.push_back(device.create_event());
     first_parts_.push_back(parts_.size());
     frozen_.push_back(bucket.frozen());
@@ -82,38 +63,42 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
                                        .most_gathered = 0});
   gathering_ = make_device_collectives(
       device, ops, ranks, route,
-      {.longest_slice = 0, .most_gathered = *std::max_element(gathered.begin(), gathered.end())}, &weights.memory());
+      {.longest_slice = 0, .most_gathered = *std::max_element(gathered.begin(), gathered.end())},
+      &weights.on_device().memory());
 }
 
 RankExchange::~RankExchange() {
   for (Stream* stream : {reduce_.get(), gather_.get()}) wait_or_log(*stream, LogLevel::debug);
 }
 
-void RankExchange::reduce(std::span<const Bucket* const> buckets, Accumulate mode) {
+Stream& RankExchange::reducing(Stream& model) {
+  model.record(*written_);
+  reduce_->wait(*written_);
+  return *reduce_;
+}
+
+void RankExchange::reduce(std::span<const Bucket> buckets, Accumulate mode) {
   std::vector<SliceSum> sums;
-  for (const Bucket* bucket : buckets)
-    sums.push_back({Tensor(gradients_.places().at(bucket->range().begin), gradients_.dtype(), {bucket->range().size()}),
-                    shards_[at(*bucket)].counts(),
-                    Tensor(gradients_.own_at(bucket->own().begin), gradients_.own_dtype(), {bucket->own().size()})});
+  for (const Bucket& bucket : buckets)
+    if (!bucket.frozen())
+      sums.push_back({Tensor(gradients_.places().at(bucket.range().begin), gradients_.dtype(), {bucket.range().size()}),
+                      shards_[at(bucket)].counts(), gradients_.own(bucket)});
   reducing_->reduce_scatter_sum(*reduce_, sums, mode);
 }
 
-void RankExchange::take_statistics(std::span<const Bucket* const> buckets) {
+void RankExchange::count(std::span<const Bucket> buckets, std::span<const int>, Stream& sums) {
   std::vector<StatsOf> parts;
-  for (const Bucket* bucket : buckets)
-    for (std::size_t i = first_parts_[at(*bucket)]; i < first_parts_[at(*bucket) + 1]; ++i) {
-      const Range part = parts_[i].range;
-      parts.push_back({static_cast<GradStats*>(stats_.data()) + i,
-                       Tensor(gradients_.own_at(part.begin), gradients_.own_dtype(), {part.size()})});
-    }
+  for (const Bucket& bucket : buckets)
+    for (std::size_t i = first_parts_[at(bucket)]; i < first_parts_[at(bucket) + 1]; ++i)
+      parts.push_back({static_cast<GradStats*>(stats_.data()) + i, gradients_.own(parts_[i].range)});
   const Tensor scratch(scratch_.data(), DType::u8, {static_cast<std::int64_t>(scratch_.bytes())});
-  ops_.grad_stats(*reduce_, parts, scratch);
+  ops_.grad_stats(sums, parts, scratch);
 }
 
-void RankExchange::send_statistics(Stream& stream) {
+void RankExchange::send_statistics(Stream& model) {
   reduce_->copy(stats_host_.data(), stats_.data(), stats_.bytes());
   reduce_->record(*sent_);
-  stream.wait(*sent_);
+  model.wait(*sent_);
 }
 
 std::vector<GradStats> RankExchange::statistics() const {
@@ -127,18 +112,23 @@ std::vector<GradStats> RankExchange::statistics() const {
   return sums;
 }
 
-void RankExchange::gather(std::span<const Bucket* const> buckets) {
+void RankExchange::gather(std::span<const Bucket> buckets, Stream& stream) {
   std::vector<BucketGather> gathers;
-  for (const Bucket* bucket : buckets) {
-    const Range range = bucket->range();
-    std::byte* const all = weights_.at(range.begin);
-    gathers.push_back({bucket, all + weights_.bytes_of({range.begin, bucket->own().begin}), all});
+  for (const Bucket& bucket : buckets) {
+    if (whole(bucket)) continue;
+    if (gathers.empty()) weights_.finish_prefetch();  // what was decided to come before
+    require_sent_(bucket, *gather_);
+    const Range range = bucket.range();
+    std::byte* const all = weights_.on_device().at(range.begin);
+    gathers.push_back({&bucket, all + weights_.on_device().bytes_of({range.begin, bucket.own().begin}), all});
   }
-  gather(gathers);
-  for (const Bucket* bucket : buckets) {
-    gather_->record(*whole_[at(*bucket)]);
-    gathered_[at(*bucket)] = true;
+  if (!gathers.empty()) gather(gathers);
+  for (const BucketGather& gathered : gathers) {
+    gather_->record(*whole_[at(*gathered.bucket)]);
+    gathered_[at(*gathered.bucket)] = true;
   }
+  for (const Bucket& bucket : buckets)
+    if (stays(bucket)) stream.wait(*whole_[at(bucket)]);
 }
 
 void RankExchange::gather(std::span<const BucketGather> gathers) {

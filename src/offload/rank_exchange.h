@@ -14,9 +14,9 @@
 #include <span>
 #include <vector>
 
-#include "offload/memory/device_weights.h"
-#include "offload/memory/gathered_weights.h"
+#include "offload/exchange.h"
 #include "offload/memory/unit_gradients.h"
+#include "offload/memory/unit_weights.h"
 #include "offload/schedule/bucket.h"
 #include "optim/engine_ops.h"
 #include "ranks/collectives/device_collectives.h"
@@ -25,51 +25,32 @@
 
 namespace so {
 
-// This rank's slice of each bucket. A rank that owns nothing of a bucket has an empty slice at its beginning.
-std::vector<Bucket> shard_buckets(std::vector<Bucket> buckets, const Communicator& ranks);
-
-class RankExchange {
+class RankExchange final : public Exchange {
  public:
   // For several ranks. Itself a collective. `route`: that of the collectives, where the device's
   // memory is its own. All references must outlive it, and so must the work that was enqueued here.
   RankExchange(Device& device, EngineOps& ops, Communicator& ranks, CollectiveRoute route,
-               const ParameterLayout& layout, std::span<const Bucket> buckets, const DeviceWeights& weights,
-               const UnitGradients& gradients);
+               const ParameterLayout& layout, std::span<const Bucket> buckets, const UnitWeights& weights,
+               const UnitGradients& gradients, RequireSent require_sent);
   // Waits for what is enqueued, as long as the ranks' time limit at most.
-  ~RankExchange();
+  ~RankExchange() override;
   RankExchange(const RankExchange&) = delete;
   RankExchange& operator=(const RankExchange&) = delete;
 
-  // The stream of reductions. An error of the other ranks is this stream's, and reaches what waits for its events.
-  Stream& reductions() { return *reduce_; }
-  // For buckets of a unit that somebody owns. Enqueues there: each bucket's own slice of the gradient becomes the sum
-  // over ranks, or it is added to what the slice has; the rest of the gradient is as it was. The stream has been made
-  // to wait for the gradients. Only gradients in slices can be added, since the others add up where the model writes
-  // them.
-  void reduce(std::span<const Bucket* const> buckets, Accumulate mode);
-  // Enqueues there: the statistics of the buckets' own slices.
-  void take_statistics(std::span<const Bucket* const> buckets);
-  // Work that follows on `stream` comes after all reductions, and after that statistics() holds.
-  void send_statistics(Stream& stream);
-  // By parameter, of this rank's slices.
-  std::vector<GradStats> statistics() const;
-
-  // The stream of gathers, which has to wait for the buckets' own weights before gather() is called.
-  Stream& gathers() { return *gather_; }
-  // Whether the bucket's weights are whole, or on their way to be.
-  bool gathered(const Bucket& bucket) const { return gathered_[at(bucket)]; }
-  // Enqueues: every rank's slices of the weights are there, in the weights' own place.
-  void gather(std::span<const Bucket* const> buckets);
-  // Enqueues: they come to where each gather says.
-  void gather(std::span<const BucketGather> gathers);
-  // Work that follows on `stream` finds the bucket's weights whole.
-  void require(const Bucket& bucket, Stream& stream) { stream.wait(*whole_[at(bucket)]); }
-  // New weights are about to come: all buckets must be gathered again.
-  void forget() { gathered_.assign(gathered_.size(), false); }
-  // The same of buckets that an update changes: frozen ones are still whole.
-  void forget_updated() {
+  // Exchange. An error of the other ranks is its streams', and reaches what waits for their events.
+  Stream& reducing(Stream& model) override;
+  void reduce(std::span<const Bucket> buckets, Accumulate mode) override;
+  void count(std::span<const Bucket> buckets, std::span<const int> updated, Stream& sums) override;
+  void send_statistics(Stream& model) override;
+  std::vector<GradStats> statistics() const override;
+  bool whole(const Bucket& bucket) const override { return !stays(bucket) || gathered_[at(bucket)]; }
+  void gather(std::span<const Bucket> buckets, Stream& stream) override;
+  void forget() override { gathered_.assign(gathered_.size(), false); }
+  void forget_updated() override {
     for (std::size_t i = 0; i < gathered_.size(); ++i) gathered_[i] = gathered_[i] && frozen_[i];
   }
+  Stream& gathers() override { return *gather_; }
+  void gather(std::span<const BucketGather> gathers) override;
 
  private:
   // The elements of a parameter that lie in this rank's slice of a bucket.
@@ -77,12 +58,15 @@ class RankExchange {
     int parameter;
     Range range;
   };
+  // Whether its weights stay whole on the device, rather than come for each use.
+  bool stays(const Bucket& bucket) const { return !weights_.at(bucket.own().begin).gathers(); }
   static std::size_t at(const Bucket& bucket) { return static_cast<std::size_t>(bucket.index()); }
 
   EngineOps& ops_;
   const ParameterLayout& layout_;
-  const DeviceWeights& weights_;
+  const UnitWeights& weights_;
   const UnitGradients& gradients_;
+  const RequireSent require_sent_;
   std::vector<ShardMap> shards_;                        // by bucket
   std::vector<std::vector<std::int64_t>> slice_bytes_;  // of weights, by bucket, then by rank
   std::vector<Part> parts_;                             // by bucket, then by parameter
@@ -90,7 +74,7 @@ class RankExchange {
   Buffer stats_, stats_host_, scratch_;                 // GradStats by part, on the device and pinned
   std::vector<bool> gathered_, frozen_;                 // by bucket
   std::vector<std::unique_ptr<Event>> whole_;           // by bucket
-  std::unique_ptr<Event> sent_;
+  std::unique_ptr<Event> written_, sent_;               // the model's gradients; the statistics
   std::unique_ptr<DeviceCollectives> reducing_, gathering_;
   std::unique_ptr<Stream> reduce_, gather_;  // last: their work uses all the others
 };

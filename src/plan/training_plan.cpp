@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/quantities.h"
+#include "offload/memory/host_link.h"
 #include "offload/memory/optimizer_state.h"
-#include "offload/memory/staging_ring.h"
 #include "offload/schedule/placement.h"
 #include "plan/memory/memory_room.h"
 #include "plan/training_placement.h"
@@ -99,7 +99,7 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
           bucket < asked_bucket / ParameterLayout::alignment * ParameterLayout::alignment ? " (an eighth of the model)"
           : bucket > asked_bucket ? " (up to --bucket_size for each rank's slice)"
                                   : " (--bucket_size)",
-          StagingRing::ahead + 1, machine.pool->size(), machine.pool->size() == 1 ? "" : "s"));
+          HostLink::ahead + 1, machine.pool->size(), machine.pool->size() == 1 ? "" : "s"));
 }
 
 }  // namespace

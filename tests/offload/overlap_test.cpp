@@ -235,7 +235,7 @@ TEST(HostIdle, WaitsForTransfers) {
     const Flat gradient = synthetic_gradients(overlap_layout(), 1);
     rig.load(gradient);
     rig.stream().synchronize();
-    ASSERT_GT(rig.engine().buckets().size(), StagingRing::ahead + 1) << "or all weights have a slot";
+    ASSERT_GT(rig.engine().buckets().size(), HostLink::ahead + 1) << "or all weights have a slot";
     before = hold.function();
     rig.engine().begin_last_micro_batch(1e-2, 1);
     rig.micro_batch(gradient, true);

@@ -43,6 +43,9 @@ class UnitGradients {
     std::byte* const slice = slices_.at(element);
     return slice ? slice : places_.at(element);
   }
+  // The same as a tensor, of elements that lie in one of its slices; or of all of a bucket's.
+  Tensor own(Range range) const { return {own_at(range.begin), own_dtype_, {range.size()}}; }
+  Tensor own(const Bucket& bucket) const { return own(bucket.own()); }
 
  private:
   static std::vector<bool> with_slices(const Placement& placement, bool all) {
