@@ -58,7 +58,7 @@ void require_cache_space(std::span<const CacheNeed> needs, const std::filesystem
                          std::uint64_t output_bytes = 0);
 
 // The plan of a run that goes on after `first_step` and ends with `last_step`. `epochs_in(steps)` counts the epochs
-// that so many steps complete; it is asked where something comes by epoch.
+// in that number of steps; it is asked where something comes by epoch.
 OutputSpace output_space(const LoopOptions& options, const SavedBytes& saved, std::int64_t first_step,
                          std::int64_t last_step, const std::function<std::int64_t(std::int64_t)>& epochs_in);
 

@@ -41,7 +41,7 @@ std::string output_line(const LoopOptions& options);
 // "measured: step 2.7240 s, planned 2.7280 s (-0.1%); host memory ..."
 std::string figures_line(std::span<const PlannedFigure> figures);
 
-// The start of a run of so many steps, now.
+// The start of a run of `total_steps` steps, now.
 RunFacts run_facts(std::string model, const TrainingPlan& plan, const Device& device, OptionsView options,
                    const OptionOrigins& origins, std::int64_t total_steps);
 

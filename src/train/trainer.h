@@ -62,7 +62,7 @@ class Trainer {
   void resume(const std::filesystem::path& checkpoint, const TrainerState& state);
   void start();
 
-  // A trace begins after so many steps.
+  // A trace begins after this number of steps.
   static constexpr std::int64_t steps_before_trace = 2;
 
   enum class Outcome { finished, interrupted, diverged };

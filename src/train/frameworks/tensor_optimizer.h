@@ -44,7 +44,7 @@ struct TensorOptimizerSettings {
   double max_grad_norm = 0;  // 0: no clipping
   Schedule schedule = Schedule::overlapped;
   int threads = 0;  // that run AdamW; 0: one for each usable CPU
-  // Which part of the usable CPUs they run on: this one of so many equal ones, for processes that share a host.
+  // Which of `cpu_parts` equal parts of the usable CPUs they run on, for processes that share a host.
   int cpu_part = 0, cpu_parts = 1;
   std::int64_t bucket_elements = std::int64_t{1} << 22;
   // The first units whose optimizer state is in the device's memory, and is updated there after the verdict. Their
