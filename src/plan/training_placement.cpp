@@ -6,15 +6,11 @@
 #include "base/quantities.h"
 #include "offload/memory/optimizer_state.h"
 #include "optim/engine_ops.h"
-#include "plan/placement/more_on_host.h"
 #include "plan/placement/unit_work.h"
 
 namespace so {
 
 namespace {
-
-// A part of the step: what costs something that is not simulated has to gain more.
-constexpr double worth_it = 0.01;
 
 MachineRates rates_of(const PlacementQuestion& question, const DecoderSettings& decoder) {
   MachineRates rates = question.machine.rates();
@@ -82,7 +78,6 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
     plan_.engine.placement.cast = choose_cast(measured_, inputs_.state_bytes);
   set_cast(inputs_, plan_.engine.placement.cast);
   inputs_.schedule = plan_.engine.placement.schedule;
-  inputs_.update_over_link = plan_.engine.placement.over_link;
   inputs_.micro_batches = plan_.shape.micro_batches;
   inputs_.bucket_elements = plan_.engine.placement.bucket_elements;
   inputs_.stream_bytes = static_cast<double>(size_of(plan_.engine.formats.weights));
@@ -161,8 +156,8 @@ void TrainingPlacement::set_sizes() {
   inputs_.activation_host_bytes = [this](std::int64_t keep) {
     return kept_host_bytes(q_.spec, plan_.engine.formats.activations, plan_.shape, keep_of(keep));
   };
-  inputs_.memory = [this](int device_units, Residency residency) { return state_memory(device_units, residency); };
-  const MemoryPlan memory = state(0, 0);
+  inputs_.memory = [this](const Choice& choice) { return state_memory(choice); };
+  const MemoryPlan memory = state({.over_link = plan_.engine.placement.over_link});
   loading_floor_ = beyond(memory.total(MemoryKind::device), memory.total(MemoryKind::device, once_loaded));
 }
 
@@ -172,14 +167,21 @@ void TrainingPlacement::set_budgets() {
   inputs_.undo_budget = undo_budget(q_.machine);
   if (inputs_.schedule != Schedule::overlapped) return;
   // The first place brings what all share.
-  const std::size_t none = inputs_.memory(0, {}).host_bytes, one = state(0, 1).host_total(*q_.machine.backend),
-                    two = state(0, 2).host_total(*q_.machine.backend);
+  const auto places = [this](std::int64_t count) {
+    return state({.over_link = plan_.engine.placement.over_link, .undo_buckets = count})
+        .host_total(*q_.machine.backend);
+  };
+  const std::size_t none = places(0), one = places(1), two = places(2);
   inputs_.undo_place_bytes = two - one;
   inputs_.undo_table_bytes = page_table_bytes(*q_.machine.backend, inputs_.undo_place_bytes);
   inputs_.undo_budget = beyond(inputs_.undo_budget, beyond(one - none, inputs_.undo_place_bytes));
 }
 
 void TrainingPlacement::set_residencies() {
+  const bool may_be_chosen = plan_.engine.placement.schedule == Schedule::overlapped && may_pin_state();
+  inputs_.over_link = plan_.engine.placement.over_link                                    ? Toggle::on
+                      : q_.request.update_over_link == Toggle::automatic && may_be_chosen ? Toggle::automatic
+                                                                                          : Toggle::off;
   const bool narrow = plan_.engine.formats.weights == DType::bf16;  // a cast of fp32 saves nothing
   inputs_.residencies.clear();
   const auto may_move = [&](bool move) {
@@ -220,57 +222,78 @@ std::size_t TrainingPlacement::activation_bytes(std::int64_t index) {
   return std::max(*size, loading_floor_);
 }
 
-std::vector<UnitPlacement> TrainingPlacement::rows(int device_units, Residency residency) const {
-  return make_rows(trained_units(q_.layout), plan_.shape.ranks, residency.counts(device_units));
+void TrainingPlacement::set_choice(Placement& placement, const Choice& choice) const {
+  placement.units = make_rows(trained_units(q_.layout), plan_.shape.ranks, choice.counts());
+  placement.over_link = choice.over_link;
+  placement.spare_buckets = choice.undo_buckets;
 }
 
-MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets, Residency residency) const {
+MemoryPlan TrainingPlacement::state(const Choice& choice) const {
   EngineSettings settings = plan_.engine;
-  settings.placement.units = rows(device_units, residency);
-  settings.placement.spare_buckets = undo_buckets;
+  set_choice(settings.placement, choice);
   return plan_state(q_.spec, q_.layout, q_.machine, plan_.shape, settings, q_.origin).memory;
 }
 
-// How many units stream or are gathered, if any, changes nothing but where their weights and gradients are: arithmetic
-// beside one dry run.
-StateMemory TrainingPlacement::state_memory(int device_units, Residency residency) {
-  const bool streams = residency.streamed_units > 0, gathers = residency.gathered_units > 0;
-  const auto key = std::tuple(device_units, residency.cast_weights, residency.send_masters, residency.move_gradients,
-                              streams, gathers, plan_.engine.placement.over_link);
-  auto found = states_.find(key);
-  if (found == states_.end()) {
-    Residency one = residency;
-    one.streamed_units = streams ? 1 : 0;
-    one.gathered_units = gathers ? 1 : 0;
-    const MemoryPlan memory = state(device_units, 0, one);
-    const StateMemory sizes{memory.total(MemoryKind::device, once_loaded), memory.host_total(*q_.machine.backend)};
-    found = states_.emplace(key, sizes).first;
-  }
-  if (gathers) {
-    EngineSettings settings = plan_.engine;
-    const auto bytes = [&](int gathered) {
-      residency.gathered_units = gathered;
-      settings.placement.units = rows(device_units, residency);
+StateMemory TrainingPlacement::dry_run(const Choice& choice) const {
+  const MemoryPlan memory = state(choice);
+  return {memory.total(MemoryKind::device, once_loaded), memory.host_total(*q_.machine.backend)};
+}
+
+// The splits beside both ends are found by dry runs. Those between differ by the optimizer state, the weights and the
+// gradients of layers.
+StateMemory TrainingPlacement::state_of_split(const Choice& choice) {
+  if (const auto found = states_.find(choice); found != states_.end()) return found->second;
+  constexpr int ends = 3;
+  Choice first = choice, last = choice;
+  first.device_units = ends;
+  last.device_units = q_.layout.units() - ends;
+  if (choice.device_units <= first.device_units || choice.device_units >= last.device_units)
+    return states_[choice] = dry_run(choice);
+  const auto begin = [this](const Choice& c) {
+    return static_cast<double>(q_.layout.unit_range(c.device_units).begin);
+  };
+  const double share = (begin(choice) - begin(first)) / (begin(last) - begin(first));
+  const StateMemory a = state_of_split(first), b = state_of_split(last);
+  const auto between = [share](std::size_t from, std::size_t to) {
+    return static_cast<std::size_t>((1 - share) * static_cast<double>(from) + share * static_cast<double>(to));
+  };
+  return {between(a.device_bytes, b.device_bytes), between(a.host_bytes, b.host_bytes)};
+}
+
+// How many units stream or are gathered, if any, changes nothing but where their weights and gradients are: arithmetic.
+StateMemory TrainingPlacement::state_memory(const Choice& choice) {
+  const int streamed = choice.residency.streamed_units, gathered = choice.residency.gathered_units;
+  Choice one = choice;
+  one.keep = one.undo_buckets = 0;
+  if (const auto known = states_.find(one); known != states_.end()) return known->second;
+  one.residency.streamed_units = std::min(streamed, 1);
+  one.residency.gathered_units = std::min(gathered, 1);
+  const StateMemory found = state_of_split(one);
+  if (gathered > 1) {
+    const auto bytes = [&](const Choice& of) {
+      EngineSettings settings = plan_.engine;
+      set_choice(settings.placement, of);
       return gathered_bytes(q_.layout, settings);
     };
-    const std::size_t all = bytes(residency.gathered_units);
-    return {found->second.device_bytes + all - bytes(1), found->second.host_bytes};
+    return {found.device_bytes + bytes(choice) - bytes(one), found.host_bytes};
   }
-  if (!streams) return found->second;
+  if (streamed <= 1) return found;
   const DType dtype = plan_.engine.formats.weights;
-  const auto weights = [&](int streamed) {
-    residency.streamed_units = streamed;
-    return streamed_weights(q_.layout, {.units = rows(device_units, residency)}, dtype);
+  const auto weights = [&](const Choice& of) {
+    Placement placement;
+    set_choice(placement, of);
+    return streamed_weights(q_.layout, placement, dtype);
   };
-  const StreamedWeights all = weights(residency.streamed_units), one = weights(1);
-  const std::size_t more = all.host_bytes - one.host_bytes;  // pinned
-  return {
-      found->second.device_bytes + all.device_bytes - one.device_bytes + page_table_bytes(*q_.machine.backend, more),
-      found->second.host_bytes + more};
+  const StreamedWeights all = weights(choice), first = weights(one);
+  const std::size_t more = all.host_bytes - first.host_bytes;  // pinned
+  return {found.device_bytes + all.device_bytes - first.device_bytes + page_table_bytes(*q_.machine.backend, more),
+          found.host_bytes + more};
 }
 
 MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
-  MemoryPlan memory = state(nothing.device_units, 0, nothing.residency);
+  Choice nearest = nothing.nearest;
+  nearest.undo_buckets = 0;
+  MemoryPlan memory = state(nearest);
   std::size_t least = activation_bytes(0);
   for (std::int64_t keep = 1; keep < std::ssize(inputs_.keeps); ++keep) least = std::min(least, activation_bytes(keep));
   memory.add(MemoryKind::device, "activations", least, once_loaded);
@@ -283,87 +306,32 @@ MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
   return {std::move(brief), nothing.advice, std::move(memory), std::move(lines)};
 }
 
-ChosenPlan TrainingPlacement::search() {
-  // What travels for each micro-batch makes the step depend on the link.
-  ChosenPlan best = unless_worth_it(&Residency::sends_masters);
-  const bool sums = plan_.shape.micro_batches > 1 && q_.request.move_gradients == Toggle::automatic;
-  return sums ? unless_worth_it(&Residency::moves_gradients) : best;
-}
-
-ChosenPlan TrainingPlacement::unless_worth_it(bool (Residency::*costs)() const) {
-  ChosenPlan best = choose_placement(inputs_);
-  if (!(best.residency.*costs)()) return best;
-  PlacementInputs others = inputs_;
-  std::erase_if(others.residencies, [&](const Residency& residency) { return (residency.*costs)(); });
-  if (others.residencies.empty() || !any_placement_fits(others)) return best;
-  ChosenPlan stays = choose_placement(others);
-  if (best.rank < (1 - worth_it) * stays.rank) return best;
-  inputs_.residencies = std::move(others.residencies);
-  return stays;
-}
-
 bool TrainingPlacement::may_pin_state() const {
   return !q_.machine.lockable || (q_.machine.pins_beyond && q_.machine.pins_beyond(*q_.machine.lockable));
 }
 
-bool TrainingPlacement::may_update_over_link() const {
-  return q_.request.update_over_link == Toggle::automatic && plan_.engine.placement.schedule == Schedule::overlapped &&
-         may_pin_state();
+bool TrainingPlacement::is_as_summed(const Choice& choice) {
+  Choice without = choice;
+  without.keep = without.undo_buckets = 0;
+  const StateMemory summed = state_memory(without), real = dry_run(without);
+  states_[without] = real;
+  return real.device_bytes <= summed.device_bytes && real.host_bytes <= summed.host_bytes;
 }
 
-void TrainingPlacement::take_if_worth_it(ChosenPlan& chosen, const std::function<void(bool allowed)>& change) {
-  const PlacementInputs before = inputs_;
-  change(true);
-  std::optional<ChosenPlan> other;
-  if (any()) other = search();
-  if (other && other->rank < (1 - worth_it) * chosen.rank) {
-    chosen = std::move(*other);
-  } else {
-    change(false);
-    inputs_ = before;  // a search takes residencies away
-  }
-}
-
-// A step that waits for the host at the measured rates is longer on any slower one, so what spares that host the most
-// may cost much on this one: 8% of GPT-OSS-20B's step were seen. And a host that others slowed down while it was
-// measured is quicker in the run as often as slower. The mean of the three hosts then decides between what is best on
-// each.
-void TrainingPlacement::take_the_best_mean_of_hosts(ChosenPlan& chosen) {
-  const auto rank_on = [this](double host, const ChosenPlan& placement) {
-    return rank_of(inputs_.known_steps->estimate(with_host_rates(placement.run, host)));
-  };
-  const auto mean = [&](const ChosenPlan& placement) {
-    return (rank_on(slower_host, placement) + rank_of(placement.estimate) + rank_on(quicker_host, placement)) / 3;
-  };
-  PlacementInputs best = inputs_;
-  for (const double host : {1.0, quicker_host}) {
-    inputs_ = best;  // a search takes residencies away
-    inputs_.judged_at = host;
-    ChosenPlan other = search();
-    inputs_.judged_at = best.judged_at;
-    if (mean(other) >= mean(chosen)) continue;
-    other.rank = rank_on(best.judged_at, other);
-    chosen = std::move(other);
-    best = inputs_;
-  }
-  inputs_ = std::move(best);
+bool TrainingPlacement::any() {
+  const std::optional<Choice> choice = fitting_choice(inputs_);
+  return choice && (is_as_summed(*choice) || fitting_choice(inputs_));
 }
 
 void TrainingPlacement::choose() {
-  ChosenPlan chosen = [&] {
-    try {
-      return search();
-    } catch (const NothingFits& nothing) {
-      throw refusal(nothing);
-    }
-  }();
-  // Pinning all state takes time when the run begins.
-  if (may_update_over_link() && host_elements(chosen.run) > 0)
-    take_if_worth_it(chosen, [this](bool on) { plan_.engine.placement.over_link = inputs_.update_over_link = on; });
-  if (chosen.estimate.exposed > worth_it * chosen.estimate.seconds()) take_the_best_mean_of_hosts(chosen);
-  chosen = with_more_on_host(inputs_, std::move(chosen));
-  plan_.engine.placement.units = rows(chosen.device_units, chosen.residency);
-  plan_.engine.placement.spare_buckets = chosen.undo_buckets;
+  ChosenPlan chosen;
+  try {
+    do chosen = choose_placement(inputs_);
+    while (!is_as_summed(chosen));
+  } catch (const NothingFits& nothing) {
+    throw refusal(nothing);
+  }
+  set_choice(plan_.engine.placement, chosen);
   plan_.decoder.keep = keep_of(chosen.keep);
   plan_.activation_bytes = inputs_.activation_bytes(chosen.keep);
   plan_.engine.expected = chosen.estimate.times;

@@ -3,11 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "plan/memory/memory_room.h"
@@ -46,7 +44,7 @@ class TrainingPlacement {
   TrainingPlacement& operator=(const TrainingPlacement&) = delete;
 
   // Whether choose() would return, sooner than by calling it.
-  bool any() const { return any_placement_fits(inputs_); }
+  bool any();
   // Chooses for `plan`: owners, places, residency, the expected step and its reasons. Throws MemoryRefusal.
   void choose();
 
@@ -59,26 +57,19 @@ class TrainingPlacement {
   void set_sizes();
   void set_budgets();
   void set_residencies();
-  // The best placement, with updates over the link or without, as is set.
-  ChosenPlan search();
-  // The best placement; one whose residency `costs` something that is not simulated only if it gains more than that may
-  // be, or nothing else fits.
-  ChosenPlan unless_worth_it(bool (Residency::*costs)() const);
   // Whether all state may be pinned: a machine that counts what is pinned has no room for that.
   bool may_pin_state() const;
-  // Whether those are worth a search.
-  bool may_update_over_link() const;
-  // Takes what `change` allows, which costs something that is not simulated, if a step gains enough by it.
-  void take_if_worth_it(ChosenPlan& chosen, const std::function<void(bool allowed)>& change);
-  // Instead of what is best on a slower host, takes what is best at the measured rates or on a quicker host, if the
-  // mean of the three is less.
-  void take_the_best_mean_of_hosts(ChosenPlan& chosen);
   std::vector<Keep> keep_of(std::int64_t index) const;
   std::size_t activation_bytes(std::int64_t index);
-  std::vector<UnitPlacement> rows(int device_units, Residency residency) const;
+  void set_choice(Placement& placement, const Choice& choice) const;
   // The memory of a run without its activations.
-  MemoryPlan state(int device_units, std::int64_t undo_buckets, Residency residency = {}) const;
-  StateMemory state_memory(int device_units, Residency residency);
+  MemoryPlan state(const Choice& choice) const;
+  StateMemory dry_run(const Choice& choice) const;
+  // The same from a few dry runs, for the search.
+  StateMemory state_memory(const Choice& choice);
+  StateMemory state_of_split(const Choice& choice);
+  // Whether a dry run takes no more than state_memory() says, which from then on says what the dry run took.
+  bool is_as_summed(const Choice& choice);
   MemoryRefusal refusal(const NothingFits& nothing);
   void explain(const ChosenPlan& chosen);
   void say(const ChosenPlan& chosen);
@@ -90,7 +81,7 @@ class TrainingPlacement {
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
-  std::map<std::tuple<int, bool, bool, bool, bool, bool, bool>, StateMemory> states_;
+  std::map<Choice, StateMemory> states_;
   PlacementInputs inputs_;
 };
 

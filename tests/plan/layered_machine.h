@@ -12,6 +12,11 @@ namespace so::test {
 
 inline constexpr std::int64_t bucket_size = 16'000'000;
 
+// Of units that all keep their weights and gradients.
+inline Choice choice_of(int device_units, std::int64_t keep, std::int64_t undo_buckets = 0) {
+  return {.device_units = device_units, .keep = keep, .undo_buckets = undo_buckets};
+}
+
 // A model of equal layers on one GPU: embedding, layers, head. Keeping less frees activations a layer at a time.
 struct LayeredMachine {
   PlacementInputs in;
@@ -43,11 +48,12 @@ struct LayeredMachine {
     in.activation_bytes = [this, layers](std::int64_t keep) {
       return fixed_activations + per_layer_activations * static_cast<std::size_t>(layers - keep);
     };
-    in.memory = [this](int device_units, Residency residency) {
+    in.memory = [this](const Choice& choice) {
+      const Residency& residency = choice.residency;
       std::size_t device = 0, host = 0;
       for (std::size_t u = 0; u < in.units.size(); ++u) {
         const auto n = static_cast<std::size_t>(in.units[u].elements);
-        const bool inner = u > 0 && u + 1 < in.units.size(), on_device = static_cast<int>(u) < device_units;
+        const bool inner = u > 0 && u + 1 < in.units.size(), on_device = static_cast<int>(u) < choice.device_units;
         device += 4 * n;
         (on_device ? device : host) += 12 * n;
         if (inner && on_device && residency.casts_weights()) device -= 2 * n;
@@ -77,7 +83,7 @@ struct LayeredMachine {
     return flops / in.rates.gemm_flops;
   }
   bool fits(int device_units, std::int64_t keep, std::int64_t undo) const {
-    const StateMemory m = in.memory(device_units, {});
+    const StateMemory m = in.memory(choice_of(device_units, 0));
     return m.device_bytes + in.activation_bytes(keep) <= in.device_budget && m.host_bytes <= in.host_budget &&
            (undo == 0 || m.host_bytes + static_cast<std::size_t>(undo) * in.undo_place_bytes <= in.undo_budget);
   }

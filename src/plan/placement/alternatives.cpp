@@ -38,34 +38,31 @@ std::int64_t first_keep(const PlacementInputs& in, const StateMemory& state) {
   return fits_device.value_or(std::ssize(in.keeps) - 1);
 }
 
-void set_step(Alternative& a, const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo,
-              Residency residency) {
-  a.seconds = estimate_step(in, device_units, keep, undo, residency).seconds();
-  const StepEstimate slower = estimate_slower_step(in, device_units, keep, undo, residency);
-  a.slower_seconds = slower.seconds();
-  a.rank = rank_of(slower);
+void set_step(Alternative& a, const PlacementInputs& in, const Choice& choice) {
+  a.seconds = estimate_step(in, choice).seconds();
+  a.slower_seconds = estimate_step(in, choice, Judge::slower_host).seconds();
+  a.score = Judge().score(in, choice);
 }
 
-Alternative play(const PlacementInputs& in, std::string what, int device_units, std::int64_t keep, std::int64_t undo,
-                 Residency residency) {
-  const StateMemory state = in.memory(device_units, residency);
+Alternative play(const PlacementInputs& in, std::string what, const Choice& choice) {
+  const StateMemory state = in.memory(choice);
   Alternative a;
   a.what = std::move(what);
-  a.device_bytes = state.device_bytes + in.activation_bytes(keep);
-  a.host_bytes = state.host_bytes + in.kept_on_host(keep) + static_cast<std::size_t>(undo) * in.undo_place_bytes;
+  a.device_bytes = state.device_bytes + in.activation_bytes(choice.keep);
+  a.host_bytes = state.host_bytes + in.kept_on_host(choice.keep) +
+                 static_cast<std::size_t>(choice.undo_buckets) * in.undo_place_bytes;
   a.device_short = beyond(a.device_bytes, in.device_budget);
-  a.host_short = beyond(a.host_bytes, undo > 0 ? in.undo_budget : in.host_budget);
-  set_step(a, in, device_units, keep, undo, residency);
+  a.host_short = beyond(a.host_bytes, choice.undo_buckets > 0 ? in.undo_budget : in.host_budget);
+  set_step(a, in, choice);
   return a;
 }
 
 // With what the planner chooses beside a residency and a split.
-Alternative play(const PlacementInputs& in, std::string what, int device_units, Residency residency) {
-  const StateMemory state = in.memory(device_units, residency);
-  const std::int64_t keep = first_keep(in, state);
-  return play(in, std::move(what), device_units, keep,
-              choose_undo_buckets(in, device_units, keep, state.host_bytes + in.kept_on_host(keep), residency),
-              residency);
+Alternative play_with(const PlacementInputs& in, std::string what, Choice choice) {
+  const StateMemory state = in.memory(choice);
+  choice.keep = first_keep(in, state);
+  choice.undo_buckets = choose_undo_buckets(in, choice, state.host_bytes + in.kept_on_host(choice.keep));
+  return play(in, std::move(what), choice);
 }
 
 std::string describe(Residency residency) {
@@ -76,18 +73,14 @@ std::string describe(Residency residency) {
   return ways.empty() ? "all kept on the device" : fmt::format("{}", fmt::join(ways, ", "));
 }
 
-// The planner's choice for a split; if nothing fits, the same without what the plan does not keep.
-Alternative best_of_split(const PlacementInputs& in, const std::string& what, int device_units, Residency own) {
-  PlacementInputs forced = in;
-  forced.forced_device_units = device_units;
-  try {
-    const ChosenPlan plan = choose_placement(forced);
-    return play(in, what, device_units, plan.keep, plan.undo_buckets, plan.residency);
-  } catch (const Error&) {
-    const int most = most_streamed_units(static_cast<int>(in.units.size()), device_units);
-    own.streamed_units = std::min(own.streamed_units, most);
-    return play(in, what, device_units, own);
-  }
+// The planner's choice for a split; if nothing fits, the plan's but for what cannot be.
+Alternative best_of_split(const PlacementInputs& in, const ChosenPlan& plan, std::string what, int device_units) {
+  if (const auto best = so::best_of_split(in, device_units, plan.considered)) return play(in, std::move(what), *best);
+  Choice choice = plan;
+  choice.device_units = device_units;
+  const int most = most_streamed_units(static_cast<int>(in.units.size()), device_units);
+  choice.residency.streamed_units = std::min(choice.residency.streamed_units, most);
+  return play_with(in, std::move(what), choice);
 }
 
 }  // namespace
@@ -108,78 +101,77 @@ bool is_open(PlanChoice choice, int ranks) {
 std::vector<Alternative> alternatives(const PlacementInputs& in, const ChosenPlan& plan, PlanChoice choice,
                                       const std::function<std::string(std::int64_t keep)>& describe_keep,
                                       const PlacementInputs* other_cast) {
-  const int units = static_cast<int>(in.units.size()), d = plan.device_units;
-  const Residency own = plan.residency;
+  const int units = static_cast<int>(in.units.size());
+  const Choice& own = plan;
   std::vector<Alternative> all;
   const auto add = [&](Alternative a, bool chosen) {
     a.chosen = chosen;
     all.push_back(std::move(a));
   };
+  const auto add_residency = [&](std::string what, const Residency& residency) {
+    Choice other = own;
+    other.residency = residency;
+    const bool chosen = residency == own.residency;
+    add(chosen ? play(in, std::move(what), own) : play_with(in, std::move(what), other), chosen);
+  };
   switch (choice) {
     case PlanChoice::none:
       break;
     case PlanChoice::split:
-      for (const std::int64_t n : few(units, d)) {
-        const std::string what = fmt::format("{} of {} units on the device", n, units);
-        if (n == d)
-          add(play(in, what, d, plan.keep, plan.undo_buckets, own), true);
-        else
-          add(best_of_split(in, what, static_cast<int>(n), own), false);
+      for (const std::int64_t n : few(units, own.device_units)) {
+        std::string what = fmt::format("{} of {} units on the device", n, units);
+        const bool chosen = n == own.device_units;
+        add(chosen ? play(in, std::move(what), own) : best_of_split(in, plan, std::move(what), static_cast<int>(n)),
+            chosen);
       }
       break;
     case PlanChoice::residency:
       for (Residency r : in.residencies) {
-        r.streamed_units = own.streamed_units;
-        r.gathered_units = own.gathered_units;
-        if (!is_possible(in, r)) continue;
-        if (r == own)
-          add(play(in, describe(r), d, plan.keep, plan.undo_buckets, r), true);
-        else
-          add(play(in, describe(r), d, r), false);
+        r.streamed_units = own.residency.streamed_units;
+        r.gathered_units = own.residency.gathered_units;
+        if (is_possible(in, r)) add_residency(describe(r), r);
       }
       break;
     case PlanChoice::streaming:
-      for (const std::int64_t n : few(most_streamed_units(units, d), own.streamed_units)) {
-        Residency r = own;
+      for (const std::int64_t n : few(most_streamed_units(units, own.device_units), own.residency.streamed_units)) {
+        Residency r = own.residency;
         r.streamed_units = static_cast<int>(n);
-        const std::string what = fmt::format("{} of {} units streamed", n, units);
-        if (r == own)
-          add(play(in, what, d, plan.keep, plan.undo_buckets, r), true);
-        else
-          add(play(in, what, d, r), false);
+        add_residency(fmt::format("{} of {} units streamed", n, units), r);
       }
       break;
     case PlanChoice::gathering:
-      for (const std::int64_t n : few(most_gathered_units(units), own.gathered_units)) {
-        Residency r = own;
+      for (const std::int64_t n : few(most_gathered_units(units), own.residency.gathered_units)) {
+        Residency r = own.residency;
         r.gathered_units = static_cast<int>(n);
         if (!is_possible(in, r)) r.cast_weights = r.send_masters = false;
-        const std::string what = fmt::format("{} of {} units gathered", n, units);
-        if (r == own)
-          add(play(in, what, d, plan.keep, plan.undo_buckets, r), true);
-        else
-          add(play(in, what, d, r), false);
+        add_residency(fmt::format("{} of {} units gathered", n, units), r);
       }
       break;
     case PlanChoice::activations:
-      for (const std::int64_t keep : few(std::ssize(in.keeps) - 1, plan.keep))
-        add(play(in, describe_keep(keep), d, keep, plan.undo_buckets, own), keep == plan.keep);
+      for (const std::int64_t keep : few(std::ssize(in.keeps) - 1, own.keep)) {
+        Choice other = own;
+        other.keep = keep;
+        add(play(in, describe_keep(keep), other), keep == own.keep);
+      }
       break;
     case PlanChoice::undo: {
-      const std::int64_t owned = undo_candidates(in, d);
-      for (const std::int64_t n : few(owned, plan.undo_buckets))
-        add(play(in, fmt::format("{} of {} buckets", n, owned), d, plan.keep, n, own), n == plan.undo_buckets);
+      const std::int64_t owned = undo_candidates(in, own.device_units);
+      for (const std::int64_t n : few(owned, own.undo_buckets)) {
+        Choice other = own;
+        other.undo_buckets = n;
+        add(play(in, fmt::format("{} of {} buckets", n, owned), other), n == own.undo_buckets);
+      }
       break;
     }
     case PlanChoice::cast:
       for (const CastSide side : {CastSide::host, CastSide::device}) {
         const std::string what = side == CastSide::host ? "on the host" : "on the device";
         if (side == in.cast) {
-          add(play(in, what, d, plan.keep, plan.undo_buckets, own), true);
+          add(play(in, what, own), true);
         } else if (other_cast) {
           Alternative a;
           a.what = what;
-          set_step(a, *other_cast, d, plan.keep, plan.undo_buckets, own);
+          set_step(a, *other_cast, own);
           add(std::move(a), false);
         }
       }
@@ -199,7 +191,7 @@ std::string why_not(const Alternative& a, const Alternative& chosen) {
   const double on_slower_host = a.slower_seconds - chosen.slower_seconds;
   if (slower < -0.001 * chosen.seconds)
     return fmt::format("{:.3f} s quicker, but {}", -slower,
-                       a.rank < chosen.rank - 0.001 * chosen.seconds ? "outside of what was asked for"
+                       a.score < chosen.score - 0.001 * chosen.seconds ? "outside of what was asked for"
                        : on_slower_host > 0 ? fmt::format("{:.3f} s slower if the host is", on_slower_host)
                                             : "only because the device runs less of AdamW");
   return "no quicker";

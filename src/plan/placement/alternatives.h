@@ -17,8 +17,8 @@ struct Alternative {
   std::string what;
   bool chosen = false;
   double seconds = 0;                            // of a step
-  double slower_seconds = 0;                     // of a step on a slower host (with_host_rates())
-  double rank = 0;                               // by which plans are chosen (rank_of())
+  double slower_seconds = 0;                     // of a step on a slower host (Judge::hosts)
+  double score = 0;                              // by which plans are chosen (Judge::score())
   std::size_t device_bytes = 0, host_bytes = 0;  // 0: not asked for
   std::size_t device_short = 0, host_short = 0;  // by how much it does not fit
   bool fits() const { return device_short == 0 && host_short == 0; }

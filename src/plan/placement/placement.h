@@ -11,43 +11,38 @@
 #include <string>
 
 #include "base/error.h"
-#include "plan/placement/step_estimate.h"
+#include "plan/placement/search.h"
 
 namespace so {
 
-struct ChosenPlan {
-  int device_units = 0;
-  Residency residency;
-  std::int64_t keep = 0;  // index of inputs.keeps
-  std::int64_t undo_buckets = 0;
+struct ChosenPlan : Choice {
   StepEstimate estimate;
-  double rank = 0;                                 // rank_of() its step at inputs.judged_at of the host's rates
+  double score = 0;                                // Judge::score()
   SimulatedRun run;                                // which was estimated
   std::string why_split, why_undo, why_residency;  // for the log; each says the choice and its reason; or empty
-  std::int64_t considered = 0, simulated = 0;      // choices, and those of them whose step was simulated
+  std::vector<Candidate> considered;
 };
 
 // That nothing fits: what is short and by how much, what helps, and of the splits that come nearest one.
 class NothingFits : public Error {
  public:
-  NothingFits(std::string what_is_short, const std::string& what_helps, int units, Residency keeps)
+  NothingFits(std::string what_is_short, const std::string& what_helps, const Choice& comes_near)
       : Error(what_is_short + "; " + what_helps),
         brief(std::move(what_is_short)),
         advice(what_helps),
-        device_units(units),
-        residency(keeps) {}
+        nearest(comes_near) {}
   std::string brief, advice;
-  int device_units;
-  Residency residency;
+  Choice nearest;
 };
 
-// The plan that ranks best among those that fit; plans within a thousandth of a step count as equal, and of those the
-// one with the most on the device is taken. For each split the layers keep the most that fits, and there are as many
-// places for new state as the host can fill during backward, or as fit. Throws NothingFits.
-ChosenPlan choose_placement(const PlacementInputs& inputs);
-// Whether any plan fits, in a few looks: the more the device owns, the more memory of it and the less of the host a
-// plan takes.
-bool any_placement_fits(const PlacementInputs& inputs);
+// The plan with the best score among those that fit (plan/placement/judge.h). For each split the layers keep the most
+// that fits, and there are as many places for new state as the host can fill during backward, or as fit. Throws
+// NothingFits.
+ChosenPlan choose_placement(const PlacementInputs& inputs, const Judge& judge = {});
+
+// The best of a split, from the candidates of it that were `considered`, or all; none if nothing fits.
+std::optional<Choice> best_of_split(const PlacementInputs& inputs, int device_units,
+                                    const std::vector<Candidate>& considered, const Judge& judge = {});
 
 // Says who owns how much of the state, in words.
 std::string describe_split(const PlacementInputs& inputs, int device_units);

@@ -7,6 +7,7 @@
 
 #include "base/host_memory.h"
 #include "offload/schedule/placement.h"
+#include "plan/placement/judge.h"
 #include "plan/simulate/device_program.h"
 
 namespace so {
@@ -122,13 +123,14 @@ double least_seconds(const SimulatedRun& run) {
 }
 
 CastSide choose_cast(const MachineRates& r, double state_bytes) {
-  constexpr double clearly = 0.95, narrow = 2, wide = 4;
+  constexpr double narrow = 2, wide = 4;
   const auto seconds = [&](double size, double adamw) {
     // Gradient and weight pass through the host's memory once more on their way.
     return std::max({size / r.link_to_host, size / r.link_to_device, (2 * state_bytes + 2 * size) / adamw,
                      (2 * state_bytes + 4 * size) / r.host_memory});
   };
-  return seconds(wide, r.host_adamw_wide) < clearly * seconds(narrow, r.host_adamw) ? CastSide::device : CastSide::host;
+  return seconds(wide, r.host_adamw_wide) < (1 - Judge().worth_it) * seconds(narrow, r.host_adamw) ? CastSide::device
+                                                                                                   : CastSide::host;
 }
 
 bool is_possible(const PlacementInputs& in, Residency residency) {
@@ -136,26 +138,28 @@ bool is_possible(const PlacementInputs& in, Residency residency) {
   return residency.gathered_units > 0 || (!residency.casts_weights() && !residency.sends_masters());
 }
 
-Placement place(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t spare_buckets,
-                Residency residency) {
+namespace {
+
+Placement place(const PlacementInputs& in, const Choice& choice) {
   std::vector<Trained> trained;
   for (const UnitWork& unit : in.units)
     trained.push_back(unit.elements == 0 ? Trained::none : unit.frozen_elements == 0 ? Trained::all : Trained::some);
-  const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
-  return {.units = make_rows(trained, in.ranks, residency.counts(device_units), again.inputs),
+  const Recomputation& again = in.keeps[static_cast<std::size_t>(choice.keep)];
+  return {.units = make_rows(trained, in.ranks, choice.counts(), again.inputs),
           .ranks = in.ranks,
           .schedule = in.schedule,
           .cast = in.cast,
-          .over_link = in.update_over_link,
+          .over_link = choice.over_link,
           .bucket_elements = own_part(in, in.bucket_elements),
-          .spare_buckets = spare_buckets};
+          .spare_buckets = choice.undo_buckets};
 }
 
-SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
-                           Residency residency) {
+}  // namespace
+
+SimulatedRun simulated_run(const PlacementInputs& in, const Choice& choice) {
   const MachineRates& r = in.rates;
-  const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
-  SimulatedRun run{.placement = place(in, device_units, keep, undo_buckets, residency),
+  const Recomputation& again = in.keeps[static_cast<std::size_t>(choice.keep)];
+  SimulatedRun run{.placement = place(in, choice),
                    .units = {},
                    .first_trained_unit = in.first_trained_unit,
                    .micro_batches = in.micro_batches,
@@ -201,15 +205,8 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
   return run;
 }
 
-StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
-                           Residency residency) {
-  return in.known_steps->estimate(simulated_run(in, device_units, keep, undo_buckets, residency));
-}
-
-StepEstimate estimate_slower_step(const PlacementInputs& in, int device_units, std::int64_t keep,
-                                  std::int64_t undo_buckets, Residency residency) {
-  return in.known_steps->estimate(
-      with_host_rates(simulated_run(in, device_units, keep, undo_buckets, residency), slower_host));
+const StepEstimate& estimate_step(const PlacementInputs& in, const Choice& choice, double host) {
+  return in.known_steps->estimate(with_host_rates(simulated_run(in, choice), host));
 }
 
 std::int64_t undo_candidates(const PlacementInputs& in, int device_units) {
@@ -223,46 +220,42 @@ std::int64_t undo_candidates(const PlacementInputs& in, int device_units) {
 namespace {
 
 // As choose_undo_buckets(), but for the device's memory.
-std::int64_t wanted_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
-                                 Residency residency) {
-  std::int64_t places = undo_candidates(in, device_units);
+std::int64_t wanted_undo_buckets(const PlacementInputs& in, const Choice& choice, std::size_t host_bytes) {
+  std::int64_t places = undo_candidates(in, choice.device_units);
   if (places == 0) return 0;
   if (in.undo_place_bytes > 0)
     places = std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, host_bytes) / in.undo_place_bytes));
-  const SimulatedRun run = simulated_run(in, device_units, keep, 0, residency);
+  const SimulatedRun run = simulated_run(in, choice);
   const double full = full_bytes(in),
                update = std::max(full / in.rates.host_adamw,  // an element
                                  (full + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory);
   // The host may be quicker in the run than it was measured, and state over the link has half of it beside gradients.
   const double link = std::min(in.rates.link_to_host, in.rates.link_to_device) /
                       (2 * (in.state_bytes + in.gradient_bytes)),
-               rate = quicker_host / update + (in.update_over_link ? link : 0);
+               rate = Judge::quicker_host / update + (choice.over_link ? link : 0);
   const double fillable = std::min(host_elements(run), backward_seconds_of(run) * rate);
   return std::min(places,
                   static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(run.placement.bucket_elements))));
 }
 
 // Returns what one place takes. State is pinned where it travels.
-std::size_t undo_table_bytes(const PlacementInputs& in, Residency residency) {
-  return in.update_over_link || residency.sends_masters() ? in.undo_table_bytes : 0;
+std::size_t undo_table_bytes(const PlacementInputs& in, const Choice& choice) {
+  return choice.over_link || choice.residency.sends_masters() ? in.undo_table_bytes : 0;
 }
 
 }  // namespace
 
-std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
-                                 Residency residency) {
-  const std::int64_t wanted = wanted_undo_buckets(in, device_units, keep, host_bytes, residency);
-  const std::size_t tables = undo_table_bytes(in, residency);
+std::int64_t choose_undo_buckets(const PlacementInputs& in, const Choice& choice, std::size_t host_bytes) {
+  const std::int64_t wanted = wanted_undo_buckets(in, choice, host_bytes);
+  const std::size_t tables = undo_table_bytes(in, choice);
   if (wanted == 0 || tables == 0) return wanted;
-  const std::size_t taken = in.memory(device_units, residency).device_bytes + in.activation_bytes(keep);
+  const std::size_t taken = in.memory(choice).device_bytes + in.activation_bytes(choice.keep);
   return std::min(wanted, static_cast<std::int64_t>(beyond(in.device_budget, taken) / tables));
 }
 
-std::size_t undo_tables(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
-                        Residency residency) {
-  const std::size_t tables = undo_table_bytes(in, residency);
-  if (tables == 0) return 0;
-  return static_cast<std::size_t>(wanted_undo_buckets(in, device_units, keep, host_bytes, residency)) * tables;
+std::size_t undo_tables(const PlacementInputs& in, const Choice& choice, std::size_t host_bytes) {
+  const std::size_t tables = undo_table_bytes(in, choice);
+  return tables == 0 ? 0 : static_cast<std::size_t>(wanted_undo_buckets(in, choice, host_bytes)) * tables;
 }
 
 SimulatedRun with_host_rates(SimulatedRun run, double part) {

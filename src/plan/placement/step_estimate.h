@@ -13,6 +13,7 @@
 
 #include "offload/schedule/placement.h"
 #include "offload/schedule/schedule.h"
+#include "options/choices.h"
 #include "plan/machine/rates.h"
 #include "plan/placement/unit_work.h"
 #include "plan/simulate/simulator.h"
@@ -39,15 +40,26 @@ struct Residency {
   bool casts_weights() const { return cast_weights; }
   bool sends_masters() const { return send_masters; }
   bool moves_gradients() const { return move_gradients; }
-  Counts counts(int device_units) const {
+  auto operator<=>(const Residency&) const = default;
+};
+
+// What is chosen together: who owns which state, where weights and gradients are, what layers keep, and the places for
+// new state beside the old.
+struct Choice {
+  int device_units = 0;
+  Residency residency;
+  bool over_link = false;         // Placement::over_link
+  std::int64_t keep = 0;          // index of PlacementInputs::keeps
+  std::int64_t undo_buckets = 0;  // Placement::spare_buckets
+  auto operator<=>(const Choice&) const = default;
+  Counts counts() const {
     return {.device_units = device_units,
-            .streamed_units = streamed_units,
-            .gathered_units = gathered_units,
-            .cast_weights = cast_weights,
-            .send_masters = send_masters,
-            .move_gradients = move_gradients};
+            .streamed_units = residency.streamed_units,
+            .gathered_units = residency.gathered_units,
+            .cast_weights = residency.cast_weights,
+            .send_masters = residency.send_masters,
+            .move_gradients = residency.move_gradients};
   }
-  bool operator==(const Residency&) const = default;
 };
 
 // The steady state of one optimizer step, in seconds.
@@ -87,13 +99,6 @@ class KnownSteps {
   std::map<SimulatedRun, Steps> steps_;
 };
 
-// Placements are chosen by their steps on a host whose AdamW and memory have so much of their rates. During runs on
-// hosts that others use too, AdamW took 9 to 45% longer than it had when it was measured
-// (docs/performance/planning.md). A plan that just hides AdamW at the measured rates would not then, and one that takes
-// a little longer keeps its time. Others may also have slowed the host down while it was measured: it is as much
-// quicker in the run then.
-inline constexpr double slower_host = 0.85, quicker_host = 1 / slower_host;
-
 struct PlacementInputs {
   MachineRates rates;  // of a rank, while all work
   int ranks = 1;       // each with a slice of every bucket, and all weights and gradients but of gathered units
@@ -102,22 +107,21 @@ struct PlacementInputs {
   Schedule schedule = Schedule::overlapped;
   std::int64_t micro_batches = 1;
   std::int64_t bucket_elements = 0;
-  double judged_at = slower_host;               // of the host's rates, by which placements are chosen
   double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
   double stream_bytes = 2;                      // an element of weights that stream
   bool gathers_together = true;                 // a unit's buckets in one call, else each by itself
   double sum_bytes = 4;                         // an element of gradients as the model writes and adds them up
   double rank_sum_bytes = 4;                    // an element of their sum over ranks
   CastSide cast = CastSide::host;               // which the above are for
-  bool update_over_link = false;                // Placement::over_link
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
   // The choices of what layers keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
   std::function<std::size_t(std::int64_t keep)> activation_bytes;       // on the device
   std::function<std::size_t(std::int64_t keep)> activation_host_bytes;  // on the host; empty: none
   std::size_t kept_on_host(std::int64_t keep) const { return activation_host_bytes ? activation_host_bytes(keep) : 0; }
-  std::function<StateMemory(int device_units, Residency)> memory;
-  std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first; none streams
+  std::function<StateMemory(const Choice&)> memory;  // without activations and places
+  std::vector<Residency> residencies = {{}};         // that may be chosen, what is kept the most first; none streams
+  Toggle over_link = Toggle::off;                    // automatic: to be chosen
   int most_streamed = 0;             // each of them also with weights of so many host-owned units streamed, at most
   bool forced_stream = false;        // so many exactly, or as many as may
   int most_gathered = 0;             // with several ranks, each of them also with so many units gathered, at most
@@ -144,27 +148,20 @@ bool is_possible(const PlacementInputs& inputs, Residency residency);
 // host memory (s, g, w: its state, gradient and weight): old state read, new state written. The link's copies of
 // gradient and weight move g + w bytes more. A preview moves s + g + w bytes for the weights, and 2 s + g later for
 // the state. With several ranks it is the step of the first, whose slices are the longest.
-SimulatedRun simulated_run(const PlacementInputs& inputs, int device_units, std::int64_t keep,
-                           std::int64_t undo_buckets, Residency residency = {});
+SimulatedRun simulated_run(const PlacementInputs& inputs, const Choice& choice);
 
-// Plays the steps of such a run, by the engine's own policy and schedule, until they repeat. With at most
-// `undo_buckets` speculated.
-StepEstimate estimate_step(const PlacementInputs& inputs, int device_units, std::int64_t keep,
-                           std::int64_t undo_buckets, Residency residency = {});
-// The same on a slower host (with_host_rates()).
-StepEstimate estimate_slower_step(const PlacementInputs& inputs, int device_units, std::int64_t keep,
-                                  std::int64_t undo_buckets, Residency residency = {});
+// Plays the steps of such a run, by the engine's own policy and schedule, until they repeat, on a host whose AdamW and
+// memory have this part of their rates (with_host_rates()). With at most `undo_buckets` speculated.
+const StepEstimate& estimate_step(const PlacementInputs& inputs, const Choice& choice, double host = 1);
 
 // Counts the buckets that may be speculated: the host's; none in a synchronous schedule.
 std::int64_t undo_candidates(const PlacementInputs& inputs, int device_units);
 // As many places for new state as a quicker host, and the link if the device updates over it, can fill during backward,
 // or as fit beside `host_bytes` that the state takes; whether or not the step is shorter with all of them: a place
-// saves the host the second pass of a preview.
-std::int64_t choose_undo_buckets(const PlacementInputs& inputs, int device_units, std::int64_t keep,
-                                 std::size_t host_bytes, Residency residency = {});
+// saves the host the second pass of a preview. `choice`: but for these places.
+std::int64_t choose_undo_buckets(const PlacementInputs& inputs, const Choice& choice, std::size_t host_bytes);
 // The device memory that these places would take if there were enough.
-std::size_t undo_tables(const PlacementInputs& inputs, int device_units, std::int64_t keep, std::size_t host_bytes,
-                        Residency residency);
+std::size_t undo_tables(const PlacementInputs& inputs, const Choice& choice, std::size_t host_bytes);
 
 // Elements that the host owns.
 double host_elements(const SimulatedRun& run);
@@ -175,10 +172,9 @@ double least_seconds(const SimulatedRun& run);
 // The same run on a host whose AdamW and memory have so much of their rates.
 SimulatedRun with_host_rates(SimulatedRun run, double part);
 
-// Ranks a plan by its estimate, lower is better: the seconds of a step without the device's own
-// update. So a parameter whose update the host would hide never ranks better on the host than on the device, though
-// moving it would save device time (1 or 2% of a step): whether an update stays hidden depends on more than was
-// measured.
+// Ranks a plan by its estimate, lower is better: the seconds of a step without the device's own update. So a parameter
+// whose update the host would hide never ranks better on the host than on the device, though moving it would save
+// device time (1 or 2% of a step): whether an update stays hidden depends on more than was measured.
 double rank_of(const StepEstimate& estimate);
 
 }  // namespace so
