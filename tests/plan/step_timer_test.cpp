@@ -65,23 +65,23 @@ class RecordingPolicy final : public UpdatePolicy {
 // a pass to all of it.
 SimulatedRun unlimited_run(std::mt19937& random) {
   const auto between = [&](double least, double most) { return std::uniform_real_distribution(least, most)(random); };
-  SimulatedRun run;
+  CountedRun run;
   const int layers = 4 + static_cast<int>(random() % 20);
   run.units.assign(static_cast<std::size_t>(layers) + 2, {4'000'000, between(0.8, 1.2), between(1.6, 3)});
   run.units.front().elements = run.units.back().elements = 2'000'000;
   run.units.front().forward = 0.01;
-  run.bucket_elements = 100'000;
-  run.device_units = static_cast<int>(random()) % (layers / 2);
+  run.placement.bucket_elements = 100'000;
+  run.counts.device_units = static_cast<int>(random() % static_cast<unsigned>(layers / 2));
   run.micro_batches = 1 + static_cast<std::int64_t>(random() % 3);
-  run.undo_buckets = static_cast<std::int64_t>(random() % static_cast<unsigned>(40 * layers));
+  run.placement.spare_buckets = static_cast<std::int64_t>(random() % static_cast<unsigned>(40 * layers));
   run.link_to_host = run.link_to_device = run.host_memory = 1e18;
   double owned = 0, pass = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     pass += run.units[u].forward + run.units[u].backward;
-    if (run.on_host(static_cast<int>(u))) owned += static_cast<double>(run.units[u].elements);
+    if (static_cast<int>(u) >= run.counts.device_units) owned += static_cast<double>(run.units[u].elements);
   }
   run.host_adamw = 28 * owned / (pass * between(0.3, 1.2));
-  return run;
+  return run.of();
 }
 
 TEST(StepTimer, IsTheSimulatorWithoutTheLink) {
