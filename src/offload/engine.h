@@ -73,7 +73,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // `ranks`: those that train the same model on other micro-batches; all make the same calls in the same order, but for
   // those that read, write and place state. Where units are gathered, or gradients move, that holds for each pass: a
   // rank that has nothing to compute runs an idle one (idle_micro_batch.h). With several ranks each keeps and updates
-  // its own slice of every bucket (rank_exchange.h), whose gradients are added up in fp32 (NumberFormats::rank_sums).
+  // its own slice of every bucket (exchange.h), whose gradients are added up in fp32 (NumberFormats::rank_sums).
   // `host_pool` runs AdamW. `policy`: how the overlapped schedule goes about it; null: make_adaptive_policy(). All
   // references must outlive the engine. One thread at a time calls, but for the save (below), with one stream for the
   // model's work.

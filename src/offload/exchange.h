@@ -1,5 +1,5 @@
 // What the ranks of a run bring together in a step: sums of gradients, the statistics behind their norm, and weights.
-// Several ranks exchange them (rank_exchange.h); one rank has all of them already.
+// Several ranks exchange them; one rank has all of them already.
 #pragma once
 
 #include <functional>

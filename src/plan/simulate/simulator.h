@@ -7,7 +7,7 @@
 // them, as they become final.
 //
 // With several ranks this is the step of one of them: the others do the same at the same time, and `elements` are its
-// own slice. Two more lanes work then, as the engine has them (offload/rank_exchange.h). Reductions follow the backward
+// own slice. Two more lanes work then, as the engine has them (offload/exchange.h). Reductions follow the backward
 // pass of the last micro-batch: the host is given a unit's gradient, and the verdict taken, when the sums are there.
 // Gathers follow the first forward pass, each as soon as the rank's own weights of the unit have arrived. Gathered
 // units (memory/gathered_weights.h) have a reduction in every backward pass, before which the place of their gradient
