@@ -75,7 +75,9 @@ std::string describe(Residency residency) {
 
 // The planner's choice for a split; if nothing fits, the plan's but for what cannot be.
 Alternative best_of_split(const PlacementInputs& in, const ChosenPlan& plan, std::string what, int device_units) {
-  if (const auto best = so::best_of_split(in, device_units, plan.considered)) return play(in, std::move(what), *best);
+  // By first steps: it is one of a list.
+  if (const auto best = so::best_of_split(in, device_units, plan.considered, {.settled = 1}))
+    return play(in, std::move(what), *best);
   Choice choice = plan;
   choice.device_units = device_units;
   const int most = most_streamed_units(static_cast<int>(in.units.size()), device_units);
