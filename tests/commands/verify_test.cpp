@@ -1,4 +1,5 @@
 // superoffload verify, and what a damaged or mixed checkpoint means for --resume.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "support/files.h"
