@@ -131,7 +131,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"optimizer_state_dtype", name_of(plan.engine.formats.moments)},
           {"host_share", step.host_share},
           {"device_units", plan.engine.placement.count(Owner::device)},
-          {"undo_buckets", plan.engine.placement.spare_buckets},
+          {"spare_buckets", plan.engine.placement.spare_buckets},
           {"bucket_bytes", plan.engine.placement.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
           {"update_over_link", plan.engine.placement.over_link},
           {"cast_side", plan.engine.placement.cast == CastSide::device ? "device" : "host"},

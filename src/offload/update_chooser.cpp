@@ -41,7 +41,7 @@ UpdateChoice UpdateChooser::choose(std::int64_t micro_batches) {
   facts.left = shares_.left;
   facts.late = late_;
   facts.streamed = streamed_;
-  facts.undo_places = settings_.placement.spare_buckets;
+  facts.spare_places = settings_.placement.spare_buckets;
   facts.micro_batches = micro_batches;
   facts.clip_rate = clip_rate_;
   facts.awaits_updates = settings_.caller.awaits_updates;

@@ -127,7 +127,7 @@ struct EnumNames<PlanChoice> {
       {PlanChoice::none, "none"},           {PlanChoice::split, "split"},
       {PlanChoice::residency, "residency"}, {PlanChoice::streaming, "streaming"},
       {PlanChoice::gathering, "gathering"}, {PlanChoice::activations, "activations"},
-      {PlanChoice::undo, "undo"},           {PlanChoice::cast, "cast"}};
+      {PlanChoice::spare, "spare"},         {PlanChoice::cast, "cast"}};
 };
 
 // None: the model's own.

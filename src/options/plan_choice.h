@@ -14,7 +14,7 @@ enum class PlanChoice : std::uint8_t {
   streaming,    // how many units' weights stream
   gathering,    // of how many units each of several ranks has slices alone
   activations,  // what layers keep for backward
-  undo,         // places for new state
+  spare,        // places for new state
   cast,         // where bf16 and fp32 are changed into each other
 };
 std::span<const PlanChoice> plan_choices();  // all but none

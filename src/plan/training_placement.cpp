@@ -164,17 +164,17 @@ void TrainingPlacement::set_sizes() {
 void TrainingPlacement::set_budgets() {
   inputs_.device_budget = *q_.machine.device_memory;
   inputs_.host_budget = usable_host_budget(q_.machine);
-  inputs_.undo_budget = undo_budget(q_.machine);
+  inputs_.spare_budget = spare_budget(q_.machine);
   if (inputs_.schedule != Schedule::overlapped) return;
   // The first place brings what all share.
   const auto places = [this](std::int64_t count) {
-    return state({.over_link = plan_.engine.placement.over_link, .undo_buckets = count})
+    return state({.over_link = plan_.engine.placement.over_link, .spare_buckets = count})
         .host_total(*q_.machine.backend);
   };
   const std::size_t none = places(0), one = places(1), two = places(2);
-  inputs_.undo_place_bytes = two - one;
-  inputs_.undo_table_bytes = page_table_bytes(*q_.machine.backend, inputs_.undo_place_bytes);
-  inputs_.undo_budget = beyond(inputs_.undo_budget, beyond(one - none, inputs_.undo_place_bytes));
+  inputs_.spare_place_bytes = two - one;
+  inputs_.spare_table_bytes = page_table_bytes(*q_.machine.backend, inputs_.spare_place_bytes);
+  inputs_.spare_budget = beyond(inputs_.spare_budget, beyond(one - none, inputs_.spare_place_bytes));
 }
 
 void TrainingPlacement::set_residencies() {
@@ -225,7 +225,7 @@ std::size_t TrainingPlacement::activation_bytes(std::int64_t index) {
 void TrainingPlacement::set_choice(Placement& placement, const Choice& choice) const {
   placement.units = make_rows(trained_units(q_.layout), plan_.shape.ranks, choice.counts());
   placement.over_link = choice.over_link;
-  placement.spare_buckets = choice.undo_buckets;
+  placement.spare_buckets = choice.spare_buckets;
 }
 
 MemoryPlan TrainingPlacement::state(const Choice& choice) const {
@@ -264,35 +264,26 @@ StateMemory TrainingPlacement::state_of_split(const Choice& choice) {
 StateMemory TrainingPlacement::state_memory(const Choice& choice) {
   const int streamed = choice.residency.streamed_units, gathered = choice.residency.gathered_units;
   Choice one = choice;
-  one.keep = one.undo_buckets = 0;
+  one.keep = one.spare_buckets = 0;
   if (const auto known = states_.find(one); known != states_.end()) return known->second;
   one.residency.streamed_units = std::min(streamed, 1);
   one.residency.gathered_units = std::min(gathered, 1);
   const StateMemory found = state_of_split(one);
-  if (gathered > 1) {
-    const auto bytes = [&](const Choice& of) {
-      EngineSettings settings = plan_.engine;
-      set_choice(settings.placement, of);
-      return gathered_bytes(q_.layout, settings);
-    };
-    return {found.device_bytes + bytes(choice) - bytes(one), found.host_bytes};
-  }
-  if (streamed <= 1) return found;
-  const DType dtype = plan_.engine.formats.weights;
-  const auto weights = [&](const Choice& of) {
-    Placement placement;
-    set_choice(placement, of);
-    return streamed_weights(q_.layout, placement, dtype);
+  if (streamed <= 1 && gathered <= 1) return found;
+  const auto held = [this](const Choice& of) {
+    EngineSettings settings = plan_.engine;
+    set_choice(settings.placement, of);
+    return held_memory(q_.layout, settings);
   };
-  const StreamedWeights all = weights(choice), first = weights(one);
-  const std::size_t more = all.host_bytes - first.host_bytes;  // pinned
-  return {found.device_bytes + all.device_bytes - first.device_bytes + page_table_bytes(*q_.machine.backend, more),
+  const HeldMemory all = held(choice), first = held(one);
+  const std::size_t more = all.pinned - first.pinned;
+  return {found.device_bytes + all.device - first.device + page_table_bytes(*q_.machine.backend, more),
           found.host_bytes + more};
 }
 
 MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
   Choice nearest = nothing.nearest;
-  nearest.undo_buckets = 0;
+  nearest.spare_buckets = 0;
   MemoryPlan memory = state(nearest);
   std::size_t least = activation_bytes(0);
   for (std::int64_t keep = 1; keep < std::ssize(inputs_.keeps); ++keep) least = std::min(least, activation_bytes(keep));
@@ -312,7 +303,7 @@ bool TrainingPlacement::may_pin_state() const {
 
 bool TrainingPlacement::is_as_summed(const Choice& choice) {
   Choice without = choice;
-  without.keep = without.undo_buckets = 0;
+  without.keep = without.spare_buckets = 0;
   const StateMemory summed = state_memory(without), real = dry_run(without);
   states_[without] = real;
   return real.device_bytes <= summed.device_bytes && real.host_bytes <= summed.host_bytes;
@@ -372,7 +363,7 @@ void TrainingPlacement::say(const ChosenPlan& chosen) {
         "the link and back{}",
         100 * chosen.estimate.over_link_elements / host_elements(chosen.run),
         q_.request.update_over_link == Toggle::on ? ", as asked" : ""));
-  add(chosen.why_undo);
+  add(chosen.why_spare);
   if (!chosen.why_residency.empty()) add(chosen.why_residency);
   const StepOverlap overlap = chosen.estimate.overlap();
   add(fmt::format("expected: {:.3f} s a step, overlap efficiency {:.3f}; {}", overlap.seconds, overlap.efficiency(),

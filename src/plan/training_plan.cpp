@@ -150,15 +150,15 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       plan = as_yet;
       with_gathered(most_gathered);
     }
-    if (placement.schedule == Schedule::overlapped && without.undo_buckets > 0) {
+    if (placement.schedule == Schedule::overlapped && without.spare_buckets > 0) {
       const std::size_t taken = plan.memory.host_total(*machine.backend);
       placement.spare_buckets = 1;
       const std::size_t place = state().memory.host_total(*machine.backend) - taken;
       MemoryPlan all = plan.memory;
       all.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
-      const std::size_t room = beyond(undo_budget(machine), all.host_total(*machine.backend));
-      placement.spare_buckets = without.undo_buckets;
-      if (place > 0) placement.spare_buckets = std::min(without.undo_buckets, static_cast<std::int64_t>(room / place));
+      const std::size_t room = beyond(spare_budget(machine), all.host_total(*machine.backend));
+      placement.spare_buckets = without.spare_buckets;
+      if (place > 0) placement.spare_buckets = std::min(without.spare_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;
     }
     if (counts.streamed_units > 0)

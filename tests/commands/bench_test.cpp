@@ -107,7 +107,7 @@ TEST(BenchStep, SplitsTheStateAsAsked) {
   EXPECT_GT(split["host_share"], 0);
   EXPECT_LE(split["host_share"], 0.5);
   EXPECT_EQ(split["mode"], "zerooffload");
-  EXPECT_EQ(split["undo_buckets"], 0);
+  EXPECT_EQ(split["spare_buckets"], 0);
   EXPECT_EQ(result_of(step("qwen3-tied", {"--offload_ratio", "0"}), directory)["host_share"], 0);
 }
 

@@ -73,7 +73,7 @@ TEST(Plan, StaysWithinWhatTheRunMayHave) {
   const Planned less = host("70GB"), more = host("400GB");
   EXPECT_EQ(less.result.at("host_memory").at("available_bytes"), 70e9);
   EXPECT_EQ(more.result.at("host_memory").at("available_bytes"), 400e9);
-  EXPECT_LT(less.result.at("undo_buckets"), more.result.at("undo_buckets"));
+  EXPECT_LT(less.result.at("spare_buckets"), more.result.at("spare_buckets"));
 }
 
 TEST(Plan, ReadsAHardwareFileAndFollowsIt) {

@@ -77,7 +77,7 @@ TEST(Frozen, TakesNoStateAndNoGradients) {
 
   for (const int device_units : {0, 4, 7}) {
     PlainManner manner;
-    manner.undo_buckets = 0;
+    manner.spare_buckets = 0;
     manner.device_units = device_units;
     const CountedSettings settings = plain_settings(DType::f32, manner);
     const auto device = make_dry_device(DeviceKind::cpu);

@@ -59,10 +59,10 @@ const ParameterLayout& overlap_layout() {
   return layout;
 }
 
-CountedSettings settings_with(std::int64_t undo_buckets) {
+CountedSettings settings_with(std::int64_t spare_buckets) {
   CountedSettings settings;
   settings.placement.bucket_elements = 4096;
-  settings.placement.spare_buckets = undo_buckets;
+  settings.placement.spare_buckets = spare_buckets;
   return settings;
 }
 
@@ -112,8 +112,8 @@ CopyHook before_the_first(std::function<void()>& before) {
 
 // One step, in which the device is held up before its first gradient or after its last, until the host does `time`. A
 // step goes before it, since CUDA may wait for all streams when it loads a kernel for its first launch.
-bool comes_in_a_step(HostTime time, bool after_gradients, Ahead ahead, std::int64_t undo_buckets) {
-  EngineRig rig(overlap_layout(), settings_with(undo_buckets), 2, std::make_unique<FixedPolicy>(ahead));
+bool comes_in_a_step(HostTime time, bool after_gradients, Ahead ahead, std::int64_t spare_buckets) {
+  EngineRig rig(overlap_layout(), settings_with(spare_buckets), 2, std::make_unique<FixedPolicy>(ahead));
   const Flat gradient = synthetic_gradients(overlap_layout(), 1);
   rig.load(gradient);
   rig.step(gradient, 1e-2, 1);

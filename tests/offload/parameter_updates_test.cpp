@@ -56,7 +56,7 @@ class OwnUpdates {
 struct UpdateManner {
   int device_units = 0, streamed_units = 0;
   bool over_link = false;
-  std::int64_t bucket_elements = 8192, undo_buckets = 3;
+  std::int64_t bucket_elements = 8192, spare_buckets = 3;
   Schedule schedule = Schedule::overlapped;
 };
 
@@ -68,7 +68,7 @@ void expect_own_updates(const UpdateManner& manner, unsigned seed) {
   settings.counts.streamed_units = manner.streamed_units;
   settings.placement.over_link = manner.over_link;
   settings.placement.bucket_elements = manner.bucket_elements;
-  settings.placement.spare_buckets = manner.undo_buckets;
+  settings.placement.spare_buckets = manner.spare_buckets;
   settings.placement.schedule = manner.schedule;
   settings.max_grad_norm = 400;
   EngineRig rig(layout, settings, 2, std::make_unique<RandomPolicy>(seed));

@@ -27,7 +27,7 @@ inline Flat plain_gradient(const ParameterLayout& layout, int step) {
 struct PlainManner {
   std::int64_t bucket_elements = 2048;
   int device_units = 0;
-  std::int64_t undo_buckets = 3;
+  std::int64_t spare_buckets = 3;
   Schedule schedule = Schedule::overlapped;
   bool transient_weights = false, transient_gradients = false;
   int streamed_units = 0;
@@ -40,7 +40,7 @@ inline CountedSettings plain_settings(DType compute, const PlainManner& manner) 
   settings.formats = model_formats(compute);
   settings.placement.bucket_elements = manner.bucket_elements;
   settings.counts.device_units = manner.device_units;
-  settings.placement.spare_buckets = manner.undo_buckets;
+  settings.placement.spare_buckets = manner.spare_buckets;
   settings.placement.schedule = manner.schedule;
   settings.counts.cast_weights = manner.transient_weights;
   settings.counts.streamed_units = manner.streamed_units;

@@ -22,7 +22,7 @@ class RandomPolicy final : public UpdatePolicy {
       choice.redo.push_back(static_cast<After>(random_() % 2));
     }
     chose_ahead_ = std::any_of(choice.ahead.begin(), choice.ahead.end(), [&](Ahead ahead) {
-      return (ahead == Ahead::preview && facts.previews) || (ahead == Ahead::speculate && facts.undo_places > 0);
+      return (ahead == Ahead::preview && facts.previews) || (ahead == Ahead::speculate && facts.spare_places > 0);
     });
     return choice;
   }

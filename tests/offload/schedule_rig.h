@@ -43,7 +43,7 @@ struct Task {
 struct Manner {
   std::int64_t bucket_elements = 4096;
   int device_units = 0;
-  std::int64_t undo_buckets = 0;
+  std::int64_t spare_buckets = 0;
   int threads = 2;
   Schedule schedule = Schedule::overlapped;
   bool transient_weights = false, transient_gradients = false;
@@ -62,7 +62,7 @@ inline CountedSettings settings_of(const Task& task, const Manner& manner) {
   settings.formats.moments = task.moments;
   settings.placement.bucket_elements = manner.bucket_elements;
   settings.counts.device_units = manner.device_units;
-  settings.placement.spare_buckets = manner.undo_buckets;
+  settings.placement.spare_buckets = manner.spare_buckets;
   settings.placement.schedule = manner.schedule;
   settings.counts.cast_weights = manner.transient_weights;
   settings.counts.streamed_units =
@@ -189,7 +189,7 @@ inline void expect_same(const Result& result, const Result& reference) {
 // All that the schedule can do to a bucket was done, and the books balance.
 inline void expect_all_happened(const Result& result, const Task& task, const Manner& manner) {
   const EngineCounters& c = result.counters;
-  EXPECT_EQ(c.host.speculated > 0, manner.undo_buckets > 0);
+  EXPECT_EQ(c.host.speculated > 0, manner.spare_buckets > 0);
   EXPECT_GT(c.host.previewed, 0);
   EXPECT_GT(c.host.updated_in_place, 0);
   EXPECT_GT(c.host.updated_weights_first, 0);

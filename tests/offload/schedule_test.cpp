@@ -43,7 +43,7 @@ TEST(Schedule, SynchronousIsThePlainLoop) {
 
 class ScheduleEquality : public testing::TestWithParam<std::tuple<Clips, int, bool>> {};
 
-TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
+TEST_P(ScheduleEquality, BucketsSplitsPlacesThreads) {
   const auto [clipping, micro_batches, bad] = GetParam();
   for (const DType compute : {DType::f32, DType::bf16}) {
     Task task;
@@ -58,12 +58,12 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
     unsigned seed = 11;
     int turn = compute == DType::f32 ? 0 : 1;
     for (const Manner& manner :
-         {Manner{.bucket_elements = 1024, .undo_buckets = 1000, .threads = 3},
-          Manner{.bucket_elements = 4096, .device_units = 2, .undo_buckets = 2, .cast = CastSide::device},
-          Manner{.bucket_elements = 4096, .undo_buckets = 3, .threads = 1, .resume_at = 21},
+         {Manner{.bucket_elements = 1024, .spare_buckets = 1000, .threads = 3},
+          Manner{.bucket_elements = 4096, .device_units = 2, .spare_buckets = 2, .cast = CastSide::device},
+          Manner{.bucket_elements = 4096, .spare_buckets = 3, .threads = 1, .resume_at = 21},
           Manner{.bucket_elements = 6400, .device_units = 1, .transient_gradients = true},
-          Manner{.bucket_elements = 2048, .undo_buckets = 3, .streamed_units = 100},
-          Manner{.bucket_elements = 2048, .undo_buckets = 3, .streamed_units = 100, .remade = true},
+          Manner{.bucket_elements = 2048, .spare_buckets = 3, .streamed_units = 100},
+          Manner{.bucket_elements = 2048, .spare_buckets = 3, .streamed_units = 100, .remade = true},
           Manner{.bucket_elements = 4096,
           .device_units = 2,
           .transient_weights = true,
@@ -71,29 +71,30 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
           .remade = true},
           Manner{.bucket_elements = 4096,
           .device_units = 2,
-          .undo_buckets = 2,
+          .spare_buckets = 2,
           .transient_weights = true,
           .transient_gradients = true,
           .streamed_units = 1,
           .cast = CastSide::device,
           .resume_at = 13},
-          Manner{.bucket_elements = 1024, .undo_buckets = 1000, .threads = 1, .over_link = true},
-          Manner{.bucket_elements = 2048, .undo_buckets = 3, .streamed_units = 100, .over_link = true, .resume_at = 17},
+          Manner{.bucket_elements = 1024, .spare_buckets = 1000, .threads = 1, .over_link = true},
+          Manner{
+              .bucket_elements = 2048, .spare_buckets = 3, .streamed_units = 100, .over_link = true, .resume_at = 17},
           Manner{.bucket_elements = 4096,
           .device_units = 2,
-          .undo_buckets = 2,
+          .spare_buckets = 2,
           .transient_gradients = true,
           .streamed_units = 1,
           .cast = CastSide::device,
           .over_link = true},
           Manner{.bucket_elements = 2048,
           .device_units = 3,
-          .undo_buckets = 2,
+          .spare_buckets = 2,
           .transient_weights = true,
           .transient_gradients = true}}) {
       if (sanitized && turn++ % 3 != 0) continue;  // a third of them in either format
       SCOPED_TRACE(std::string(so::name_of(compute)) + ", buckets of " + std::to_string(manner.bucket_elements) +
-                   ", undo " + std::to_string(manner.undo_buckets));
+                   ", spare " + std::to_string(manner.spare_buckets));
       const Result result = run(task, manner, ++seed);
       expect_same(result, reference);
       if (manner.resume_at < 0) expect_all_happened(result, task, manner);
@@ -129,7 +130,7 @@ TEST(Schedule, StressUnderRandomDelays) {
     Manner manner;
     manner.bucket_elements = std::int64_t{1024} << round % 3;
     manner.device_units = round % 4;
-    manner.undo_buckets = round % 7;
+    manner.spare_buckets = round % 7;
     manner.threads = 1 + round % 3;
     manner.transient_weights = round % 2 == 1;
     manner.cast = round % 5 < 2 ? CastSide::device : CastSide::host;

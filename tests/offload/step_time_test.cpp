@@ -208,7 +208,7 @@ TEST(StepTime, ThePolicyIsNoWorseThanAnySimpleChoice) {
             m.facts.preview_seconds = 0.6 * m.facts.update_seconds;
             m.facts.forward_seconds = forward;
             m.facts.backward_seconds = 2.5 * forward;
-            m.facts.undo_places = places;
+            m.facts.spare_places = places;
             m.facts.clip_rate = clip_rate;
             const Verdicts verdicts = clip_rate == 0 ? Verdicts::stand : Verdicts::clip;
             const UpdateChoice chosen = policy->choose(m.facts);

@@ -39,7 +39,7 @@ long count(const UpdateChoice& choice, After what) {
 TEST(UpdatePolicy, SynchronousDoesNothingAhead) {
   const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
-  facts.undo_places = 100;
+  facts.spare_places = 100;
   facts.forward_seconds = facts.backward_seconds = 1;
   const UpdateChoice choice = make_synchronous_policy()->choose(facts);
   EXPECT_EQ(count(choice, Ahead::leave), 100);
@@ -49,7 +49,7 @@ TEST(UpdatePolicy, SynchronousDoesNothingAhead) {
 TEST(UpdatePolicy, WithPlacesForAllEverythingIsSpeculated) {
   const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
-  facts.undo_places = 100;
+  facts.spare_places = 100;
   facts.forward_seconds = 0.1;
   facts.backward_seconds = 2;
   EXPECT_EQ(count(make_adaptive_policy()->choose(facts), Ahead::speculate), 100);
@@ -59,7 +59,7 @@ TEST(UpdatePolicy, BeforeAnythingIsMeasuredItSpeculatesWhatHasPlaces) {
   const PolicyMachine machine;
   UpdateFacts facts;
   facts.elements = machine.elements;
-  facts.undo_places = 30;
+  facts.spare_places = 30;
   const UpdateChoice choice = make_adaptive_policy()->choose(facts);
   EXPECT_EQ(count(choice, Ahead::speculate), 30);
   EXPECT_EQ(count(choice, Ahead::leave), 70);
@@ -71,7 +71,7 @@ TEST(UpdatePolicy, BeforeAnythingIsMeasuredItSpeculatesWhatHasPlaces) {
 TEST(UpdatePolicy, LeavesTheLastPreviewsTheFirst) {
   const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
-  facts.undo_places = 10;
+  facts.spare_places = 10;
   facts.backward_seconds = 1.1;
   for (const std::int64_t micro_batches : {1, 8}) {
     facts.micro_batches = micro_batches;
@@ -91,7 +91,7 @@ TEST(UpdatePolicy, LeavesTheLastPreviewsTheFirst) {
 TEST(UpdatePolicy, PreviewsNothingWhereWeightsAreMadeOfTheirState) {
   const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
-  facts.undo_places = 10;
+  facts.spare_places = 10;
   facts.forward_seconds = 0.1;
   facts.backward_seconds = 2;
   EXPECT_GT(count(make_adaptive_policy()->choose(facts), Ahead::preview), 0);
@@ -144,7 +144,7 @@ TEST(UpdatePolicy, LeavesTheHighestWhereWeightsStream) {
   facts.needed = needed;
   facts.left = left;
   facts.late = late;
-  facts.undo_places = 970;
+  facts.spare_places = 970;
   facts.update_seconds = 910e-6 / bucket;
   facts.preview_seconds = 565e-6 / bucket;
   facts.link_seconds = 1954e-6 / bucket;
@@ -166,7 +166,7 @@ TEST(UpdatePolicy, LeavesTheHighestWhereWeightsStream) {
 TEST(UpdatePolicy, StopsSpeculatingWhereStepsAreClipped) {
   const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
-  facts.undo_places = 100;
+  facts.spare_places = 100;
   facts.forward_seconds = 0.3;
   facts.backward_seconds = 2;
   const auto policy = make_adaptive_policy();
@@ -196,7 +196,7 @@ TEST(UpdatePolicy, StopsSpeculatingWhereStepsAreClipped) {
 TEST(UpdatePolicy, WhatIsInTimeAfterTheVerdictIsDoneAheadUnlessStepsAreClipped) {
   const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
-  facts.undo_places = 100;
+  facts.spare_places = 100;
   facts.backward_seconds = 2;
   for (const double forward : {1.2, 2.0, 8.0}) {
     SCOPED_TRACE(forward);
@@ -213,7 +213,7 @@ TEST(UpdatePolicy, WhatIsInTimeAfterTheVerdictIsDoneAheadUnlessStepsAreClipped) 
 TEST(UpdatePolicy, WeightsOfAnEmbeddingGoBeforeItsState) {
   const PolicyMachine machine(0);
   UpdateFacts facts = machine.facts();
-  facts.undo_places = 100;
+  facts.spare_places = 100;
   facts.forward_seconds = 0.7;
   facts.backward_seconds = 2;
   std::vector<double> left = machine.shares;

@@ -19,7 +19,7 @@ PlacementInputs inputs() {
   PlacementInputs in;
   in.rates = gpu_rates();
   in.bucket_elements = bucket;
-  in.undo_place_bytes = 12 * bucket;
+  in.spare_place_bytes = 12 * bucket;
   for (int u = 0; u < 14; ++u) {
     const double forward = u == 0 ? 0 : 2.0 * layer * 16'000;
     in.units.push_back({layer, forward, 2 * forward});
@@ -45,7 +45,7 @@ PlacementInputs inputs() {
   };
   in.residencies = {{}, {.move_gradients = true}};
   in.device_budget = 14 * 4 * layer + 13 * activations_of_a_layer + 5 * 12 * layer;
-  in.host_budget = in.undo_budget = std::size_t{1} << 40;
+  in.host_budget = in.spare_budget = std::size_t{1} << 40;
   return in;
 }
 

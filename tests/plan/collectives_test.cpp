@@ -265,12 +265,12 @@ TEST(Collectives, ARanksStepHasItsSliceAndReceivesTheOthers) {
   in.keeps.assign(1, {{0}, {0}, {}});
   in.bucket_elements = 1000;
   in.gradient_bytes = 4;
-  const SimulatedRun one = simulated_run(in, {.undo_buckets = 3});
+  const SimulatedRun one = simulated_run(in, {.spare_buckets = 3});
   EXPECT_EQ(one.units[0].elements, 4000);
   EXPECT_EQ(one.units[0].reduce, 0);
   EXPECT_EQ(one.units[0].gather, 0);
   in.ranks = 4;
-  const SimulatedRun four = simulated_run(in, {.undo_buckets = 3});
+  const SimulatedRun four = simulated_run(in, {.spare_buckets = 3});
   EXPECT_EQ(four.units[0].elements, 1000);
   EXPECT_EQ(four.placement.bucket_elements, 250);
   EXPECT_EQ(four.placement.spare_buckets, 3);

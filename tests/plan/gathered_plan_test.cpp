@@ -71,8 +71,7 @@ TEST(GatheredPlan, ArithmeticIsThatOfADryRun) {
           const auto planned = [&, device_units = device_units, moves = moves](int gathered) {
             const EngineSettings settings = engine_of(gathered, device_units, formats, moves).of(layout, ranks);
             const MemoryPlan memory = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
-            return std::pair(memory.total(MemoryKind::device),
-                             gathered > 0 ? gathered_bytes(layout, settings) : std::size_t{0});
+            return std::pair(memory.total(MemoryKind::device), held_memory(layout, settings).device);
           };
           const auto [one, one_said] = planned(1);
           for (int gathered = 2; gathered <= layers_of_deep_llama; ++gathered) {

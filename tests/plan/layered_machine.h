@@ -13,8 +13,8 @@ namespace so::test {
 inline constexpr std::int64_t bucket_size = 16'000'000;
 
 // Of units that all keep their weights and gradients.
-inline Choice choice_of(int device_units, std::int64_t keep, std::int64_t undo_buckets = 0) {
-  return {.device_units = device_units, .keep = keep, .undo_buckets = undo_buckets};
+inline Choice choice_of(int device_units, std::int64_t keep, std::int64_t spare_buckets = 0) {
+  return {.device_units = device_units, .keep = keep, .spare_buckets = spare_buckets};
 }
 
 // A model of equal layers on one GPU: embedding, layers, head. Keeping less frees activations a layer at a time.
@@ -25,7 +25,7 @@ struct LayeredMachine {
   LayeredMachine(int layers, std::int64_t layer_elements, double tokens) {
     in.rates = gpu_rates();
     in.bucket_elements = bucket_size;
-    in.undo_place_bytes = 12 * bucket_size;
+    in.spare_place_bytes = 12 * bucket_size;
     in.device_name = "GPU";
     in.device_advice = "buy a larger GPU";
     in.host_advice = "buy memory";
@@ -68,7 +68,7 @@ struct LayeredMachine {
 
   void budgets(double device, double host) {
     in.device_budget = static_cast<std::size_t>(device);
-    in.host_budget = in.undo_budget = static_cast<std::size_t>(host);
+    in.host_budget = in.spare_budget = static_cast<std::size_t>(host);
   }
   int units() const { return static_cast<int>(in.units.size()); }
   double elements() const {
@@ -82,10 +82,10 @@ struct LayeredMachine {
     for (const UnitWork& unit : in.units) flops += unit.forward_flops + unit.backward_flops;
     return flops / in.rates.gemm_flops;
   }
-  bool fits(int device_units, std::int64_t keep, std::int64_t undo) const {
+  bool fits(int device_units, std::int64_t keep, std::int64_t spare) const {
     const StateMemory m = in.memory(choice_of(device_units, 0));
     return m.device_bytes + in.activation_bytes(keep) <= in.device_budget && m.host_bytes <= in.host_budget &&
-           (undo == 0 || m.host_bytes + static_cast<std::size_t>(undo) * in.undo_place_bytes <= in.undo_budget);
+           (spare == 0 || m.host_bytes + static_cast<std::size_t>(spare) * in.spare_place_bytes <= in.spare_budget);
   }
 };
 

@@ -73,14 +73,14 @@ TEST(EstimateStep, IsNoLessThanTheWorkOfEachSide) {
     EXPECT_EQ(synchronous.speculated_elements, 0);
     m.in.schedule = Schedule::overlapped;
     double previous = synchronous.seconds();
-    for (const std::int64_t undo : {0, 10, 40, 1000}) {
-      const StepEstimate e = estimate_step(m.in, choice_of(0, 0, undo));
-      SCOPED_TRACE(undo);
+    for (const std::int64_t spare : {0, 10, 40, 1000}) {
+      const StepEstimate e = estimate_step(m.in, choice_of(0, 0, spare));
+      SCOPED_TRACE(spare);
       EXPECT_GE(e.seconds(), std::max(m.pass(), e.host) * (1 - 1e-9));
       EXPECT_GE(e.host, host * 0.999);
       // But for what the policy, which counts on a tenth less of the host than there is, does with them.
       EXPECT_LE(e.seconds(), previous * 1.02) << "more places, no more time";
-      EXPECT_LE(e.speculated_elements, static_cast<double>(undo * bucket_size) * (1 + 1e-9));
+      EXPECT_LE(e.speculated_elements, static_cast<double>(spare * bucket_size) * (1 + 1e-9));
       previous = e.seconds();
     }
   }
@@ -124,7 +124,7 @@ TEST(ChoosePlacement, WhatFitsOnTheDeviceIsTheDevices) {
     const ChosenPlan plan = choose_placement(m.in);
     EXPECT_EQ(plan.device_units, m.units());
     EXPECT_EQ(plan.keep, 0);
-    EXPECT_EQ(plan.undo_buckets, 0);
+    EXPECT_EQ(plan.spare_buckets, 0);
     expect_in(plan.why_split, {"all on the device"});
   }
 }
@@ -137,9 +137,9 @@ TEST(ChoosePlacement, NothingFitsOnTheDevice) {
   const ChosenPlan plan = choose_placement(m.in);
   EXPECT_EQ(plan.device_units, 0);
   EXPECT_EQ(plan.keep, 0);
-  EXPECT_GT(plan.undo_buckets, 0);
+  EXPECT_GT(plan.spare_buckets, 0);
   expect_in(plan.why_split, {"all on the host", "no memory for more"});
-  expect_in(plan.why_undo, {std::to_string(plan.undo_buckets) + " buckets"});
+  expect_in(plan.why_spare, {std::to_string(plan.spare_buckets) + " buckets"});
 }
 
 TEST(ChoosePlacement, SplitsWhereBothMemoriesAreNeeded) {
@@ -149,7 +149,7 @@ TEST(ChoosePlacement, SplitsWhereBothMemoriesAreNeeded) {
   const ChosenPlan plan = choose_placement(m.in);
   EXPECT_GT(plan.device_units, 0);
   EXPECT_LT(plan.device_units, m.units());
-  EXPECT_TRUE(m.fits(plan.device_units, plan.keep, plan.undo_buckets));
+  EXPECT_TRUE(m.fits(plan.device_units, plan.keep, plan.spare_buckets));
   EXPECT_FALSE(m.fits(plan.device_units + 1, plan.keep, 0));
   expect_in(plan.why_split, {"% on the host"});
 }
@@ -180,11 +180,12 @@ TEST(ChoosePlacement, KeepsItsTimeOnASlowerHost) {
   for (int d = 0; d <= m.units(); d += sanitized ? 4 : 1)
     for (std::int64_t keep = 0; keep < std::ssize(m.in.keeps); ++keep) {
       if (!m.fits(d, keep, 0)) continue;
-      const std::int64_t undo = choose_undo_buckets(m.in, choice_of(d, keep), m.in.memory(choice_of(d, 0)).host_bytes);
-      const StepEstimate e = estimate_step(m.in, choice_of(d, keep, undo));
+      const std::int64_t spare =
+          choose_spare_buckets(m.in, choice_of(d, keep), m.in.memory(choice_of(d, 0)).host_bytes);
+      const StepEstimate e = estimate_step(m.in, choice_of(d, keep, spare));
       if (quickest && e.seconds() >= quickest->seconds()) continue;
       quickest = e;
-      quickest_score = Judge().score(m.in, choice_of(d, keep, undo));
+      quickest_score = Judge().score(m.in, choice_of(d, keep, spare));
     }
   EXPECT_LT(plan.score, quickest_score);
   EXPECT_LT(plan.estimate.seconds(), 1.05 * quickest->seconds());
@@ -206,11 +207,11 @@ TEST(ChoosePlacement, TheHostsMemoryLimitsThePlaces) {
   LayeredMachine m(20, 200'000'000, 30'000);
   m.per_layer_activations = 1'000'000;
   m.budgets(4 * m.elements() + 0.52e9 + 1e9, 12 * m.elements() + 5.5 * 12 * bucket_size);
-  EXPECT_EQ(choose_placement(m.in).undo_buckets, 5);
-  m.in.undo_budget = m.in.host_budget - 3 * 12 * bucket_size;
-  EXPECT_EQ(choose_placement(m.in).undo_buckets, 2);
+  EXPECT_EQ(choose_placement(m.in).spare_buckets, 5);
+  m.in.spare_budget = m.in.host_budget - 3 * 12 * bucket_size;
+  EXPECT_EQ(choose_placement(m.in).spare_buckets, 2);
   m.in.schedule = Schedule::synchronous;
-  EXPECT_EQ(choose_placement(m.in).undo_buckets, 0);
+  EXPECT_EQ(choose_placement(m.in).spare_buckets, 0);
 }
 
 TEST(ChoosePlacement, SaysWhatIsShortAndByHowMuch) {
@@ -267,17 +268,17 @@ TEST(ChoosePlacement, EqualsBruteForce) {
     std::vector<std::pair<int, double>> all;  // units of the device and score
     for (int d = 0; d <= m.units(); ++d)
       for (std::int64_t keep = 0; keep < std::ssize(m.in.keeps); ++keep) {
-        const auto score = [&](std::int64_t undo) { return Judge().score(m.in, choice_of(d, keep, undo)); };
+        const auto score = [&](std::int64_t spare) { return Judge().score(m.in, choice_of(d, keep, spare)); };
         if (m.fits(d, keep, 0)) {
           const std::size_t host_bytes = m.in.memory(choice_of(d, 0)).host_bytes;
           best_of_the_rule =
-              std::min(best_of_the_rule, score(choose_undo_buckets(m.in, choice_of(d, keep), host_bytes)));
+              std::min(best_of_the_rule, score(choose_spare_buckets(m.in, choice_of(d, keep), host_bytes)));
         }
-        for (std::int64_t undo = 0; undo <= 60; undo += sanitized ? 15 : 3)
-          if (m.fits(d, keep, undo)) {
-            all.emplace_back(d, score(undo));
+        for (std::int64_t spare = 0; spare <= 60; spare += sanitized ? 15 : 3)
+          if (m.fits(d, keep, spare)) {
+            all.emplace_back(d, score(spare));
             if (all.back().second >= best) continue;
-            best_is = fmt::format("{} units, keep {}, {} places", d, keep, undo);
+            best_is = fmt::format("{} units, keep {}, {} places", d, keep, spare);
             best = all.back().second;
           }
       }
@@ -286,12 +287,12 @@ TEST(ChoosePlacement, EqualsBruteForce) {
       continue;
     }
     const ChosenPlan plan = choose_placement(m.in);
-    ASSERT_TRUE(m.fits(plan.device_units, plan.keep, plan.undo_buckets));
+    ASSERT_TRUE(m.fits(plan.device_units, plan.keep, plan.spare_buckets));
     EXPECT_LE(plan.score, best_of_the_rule + 0.005 * plan.estimate.seconds());
     // The policy takes the link to keep up. Where it does not, the number of places makes more.
     const double places = m.in.rates.link_to_host < 2e10 ? 1.3 : 1.15;
     EXPECT_LE(plan.score, best * places) << best_is << " against " << plan.device_units << " units, keep " << plan.keep
-                                         << ", " << plan.undo_buckets;
+                                         << ", " << plan.spare_buckets;
     EXPECT_NEAR(Judge().score(m.in, plan), plan.score, 1e-6 * plan.estimate.seconds());
     for (const auto& [device_units, score] : all)
       if (device_units > plan.device_units) {
@@ -299,7 +300,7 @@ TEST(ChoosePlacement, EqualsBruteForce) {
       }
     splits += plan.device_units > 0 && plan.device_units < m.units();
     recomputing += plan.keep > 0;
-    limited += plan.undo_buckets > 0;
+    limited += plan.spare_buckets > 0;
   }
   EXPECT_GT(splits, rounds / 10);
   EXPECT_GT(recomputing, rounds / 10);
@@ -367,7 +368,7 @@ TEST(Ratio, IsTheHostsShareAtMost) {
 TEST(Placement, PlacesAreForAQuickerHostAndTheLink) {
   LayeredMachine m(40, 200'000'000, 4096);
   Choice choice = choice_of(0, 0);
-  const auto places = [&] { return choose_undo_buckets(m.in, choice, 0); };
+  const auto places = [&] { return choose_spare_buckets(m.in, choice, 0); };
   const double backward = backward_seconds_of(simulated_run(m.in, choice_of(0, 0, 0))),
                update = std::max(28 / m.in.rates.host_adamw, 32 / m.in.rates.host_memory),
                filled = backward / update / static_cast<double>(bucket_size);
@@ -375,8 +376,8 @@ TEST(Placement, PlacesAreForAQuickerHostAndTheLink) {
   EXPECT_NEAR(static_cast<double>(few), Judge::quicker_host * filled, 1);
   choice.over_link = true;
   EXPECT_GT(places(), few);
-  EXPECT_LE(places(), undo_candidates(m.in, 0));
-  m.in.undo_budget = 5 * m.in.undo_place_bytes;
+  EXPECT_LE(places(), spare_candidates(m.in, 0));
+  m.in.spare_budget = 5 * m.in.spare_place_bytes;
   EXPECT_EQ(places(), 5);
 }
 
@@ -384,11 +385,11 @@ TEST(Placement, PlacesAreForAQuickerHostAndTheLink) {
 TEST(Placement, PlacesThatArePinnedTakeDeviceMemory) {
   LayeredMachine m(12, 200'000'000, 4096);
   Choice choice = choice_of(0, 0);
-  const auto places = [&] { return choose_undo_buckets(m.in, choice, m.in.memory(choice).host_bytes); };
+  const auto places = [&] { return choose_spare_buckets(m.in, choice, m.in.memory(choice).host_bytes); };
   const std::int64_t all = places();
   EXPECT_GT(all, 3);
   const std::size_t taken = m.in.memory(choice_of(0, 0)).device_bytes + m.in.activation_bytes(0);
-  m.in.undo_table_bytes = 1000;
+  m.in.spare_table_bytes = 1000;
   m.in.device_budget = taken + 3500;
   EXPECT_EQ(places(), all) << "nothing is pinned";
   choice.over_link = true;
@@ -398,9 +399,9 @@ TEST(Placement, PlacesThatArePinnedTakeDeviceMemory) {
   // A plan may keep less instead.
   m.in.over_link = Toggle::on;
   const ChosenPlan plan = choose_placement(m.in);
-  EXPECT_GT(plan.undo_buckets, 0);
+  EXPECT_GT(plan.spare_buckets, 0);
   EXPECT_LE(m.in.memory(plan).device_bytes + m.in.activation_bytes(plan.keep) +
-                static_cast<std::size_t>(plan.undo_buckets) * m.in.undo_table_bytes,
+                static_cast<std::size_t>(plan.spare_buckets) * m.in.spare_table_bytes,
             m.in.device_budget);
 }
 

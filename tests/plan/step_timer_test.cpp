@@ -32,7 +32,7 @@ class EverywherePolicy final : public UpdatePolicy {
     const std::size_t n = facts.elements.size();
     UpdateChoice choice{std::vector(n, ahead_), std::vector(n, after_), std::vector(n, after_)};
     if (ahead_ == Ahead::speculate)
-      std::fill(choice.ahead.begin(), choice.ahead.end() - static_cast<std::ptrdiff_t>(facts.undo_places),
+      std::fill(choice.ahead.begin(), choice.ahead.end() - static_cast<std::ptrdiff_t>(facts.spare_places),
                 Ahead::leave);
     return choice;
   }

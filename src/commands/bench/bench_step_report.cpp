@@ -78,7 +78,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"mode", r.plain() ? "none" : r.mode},
       {"optimizer_state_dtype", r.plain() ? "none" : name_of(r.plan.engine.formats.moments)},
       {"host_share", r.host_share},
-      {"undo_buckets", r.plan.engine.placement.spare_buckets},
+      {"spare_buckets", r.plan.engine.placement.spare_buckets},
       {"keep", describe(r.plan.decoder.keep, r.plan.decoder.tile_rows)},
       {"steps", steps},
       {"step_seconds", {{"median", seconds}, {"min", *least}, {"max", *most}, {"all", m.seconds}}},

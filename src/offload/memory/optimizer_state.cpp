@@ -38,13 +38,13 @@ OptimizerState::OptimizerState(Device& device, Owner owner, MemoryKind kind, std
   for (std::size_t i = 0; i < state_.size(); ++i) {
     const std::size_t size = size_of(dtype(state_arrays[i]));
     state_[i] = device.allocate(kind, static_cast<std::size_t>(elements) * size, names[i], touch);
-    undo_[i] = device.allocate(kind, static_cast<std::size_t>(spare_places * place_elements_) * size,
-                               "spare optimizer state", touch);
+    spare_state_[i] = device.allocate(kind, static_cast<std::size_t>(spare_places * place_elements_) * size,
+                                      "spare optimizer state", touch);
   }
 }
 
 void OptimizerState::clear(Stream& stream) {
-  for (const Arrays* arrays : {&state_, &undo_})
+  for (const Arrays* arrays : {&state_, &spare_state_})
     for (const Buffer& buffer : *arrays) stream.zero(buffer.data(), buffer.bytes());
 }
 
@@ -59,7 +59,7 @@ std::byte* OptimizerState::at(StateArray array, int place, std::int64_t offset) 
   const auto which = static_cast<std::size_t>(array), p = static_cast<std::size_t>(place);
   const bool own = p < starts_.size();
   const std::int64_t start = own ? starts_[p] : static_cast<std::int64_t>(p - starts_.size()) * place_elements_;
-  auto* data = static_cast<std::byte*>((own ? state_ : undo_)[which].data());
+  auto* data = static_cast<std::byte*>((own ? state_ : spare_state_)[which].data());
   return data + static_cast<std::size_t>(start + offset) * size_of(dtype(array));
 }
 

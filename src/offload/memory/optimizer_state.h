@@ -28,7 +28,7 @@ inline std::size_t state_bytes(DType moments) { return sizeof(float) + 2 * size_
 class OptimizerState final : public StatePlaces {
  public:
   // `pool`: of the host's state, the threads that will update it, which touch it first. `spare_places`: how many
-  // buckets can have new state beside the old at a time ("undo pool"). `pinned`: the device reaches it too.
+  // buckets can have new state beside the old at a time. `pinned`: the device reaches it too.
   struct Host {
     ThreadPool& pool;
     std::int64_t spare_places = 0;
@@ -68,9 +68,9 @@ class OptimizerState final : public StatePlaces {
   std::int64_t offset_in(const Bucket& bucket, std::int64_t element) const;
 
   DType moments_;
-  Arrays state_, undo_;               // places of the buckets at first, and the spare ones
-  std::int64_t place_elements_ = 0;   // of a place in undo_
-  std::vector<std::int64_t> starts_;  // of the places in state_, in elements; the others follow in undo_
+  Arrays state_, spare_state_;        // places of the buckets at first, and the spare ones
+  std::int64_t place_elements_ = 0;   // of a place in spare_state_
+  std::vector<std::int64_t> starts_;  // of the places in state_, in elements; the others follow in spare_state_
   std::vector<int> places_;           // by bucket; -1: another owner's
   std::vector<int> spare_;
 };

@@ -187,7 +187,7 @@ class AdaptivePolicy final : public UpdatePolicy {
  public:
   UpdateChoice choose(const UpdateFacts& measured) override {
     const std::size_t count = measured.elements.size(),
-                      places = std::min(count, static_cast<std::size_t>(measured.undo_places));
+                      places = std::min(count, static_cast<std::size_t>(measured.spare_places));
     if (count == 0) return nothing_ahead(count, 0);
     // Before anything is measured, those that land first.
     if (measured.update_seconds <= 0 || measured.forward_seconds <= 0 || measured.backward_seconds <= 0)

@@ -55,7 +55,7 @@ struct UpdateFacts : StepTimes {
   // How many elements of each have weights that stream from host memory, one after another in the order in which a
   // forward pass needs them; empty: none do.
   std::span<const std::int64_t> streamed;
-  std::int64_t undo_places = 0;
+  std::int64_t spare_places = 0;
 
   bool is_late(std::size_t i) const { return !late.empty() && late[i] != 0; }
   std::int64_t streamed_elements(std::size_t i) const { return streamed.empty() ? 0 : streamed[i]; }

@@ -14,7 +14,7 @@ namespace {
 // A plan takes this share of the free memory; the rest is for what other processes allocate while we run.
 constexpr double host_share_of_free = 0.97;
 // Up to where places for new state may fill it: they only save time, and files are cached in what is left.
-constexpr double undo_share_of_free = 0.95;
+constexpr double spare_share_of_free = 0.95;
 
 // A share of the host's free memory, but on small machines no more than leaves 2 GiB, or a tenth; of what the user said
 // that the run may have, all.
@@ -42,7 +42,7 @@ HostMemory usable_host(const PlanningMachine& machine) {
 
 std::size_t usable_host_budget(const PlanningMachine& machine) { return share_of(machine, host_share_of_free); }
 
-std::size_t undo_budget(const PlanningMachine& machine) { return share_of(machine, undo_share_of_free); }
+std::size_t spare_budget(const PlanningMachine& machine) { return share_of(machine, spare_share_of_free); }
 
 DeviceMemory own_memory(const PlanningMachine& machine) {
   const bool capped = machine.device_cap && *machine.device_cap == machine.device_memory;

@@ -51,7 +51,7 @@ void apply(const MemoryCaps& caps, PlanningMachine& machine);
 HostMemory usable_host(const PlanningMachine& machine);
 std::size_t usable_host_budget(const PlanningMachine& machine);
 // The limit up to which spare optimizer state, which only saves time, may fill the host's memory.
-std::size_t undo_budget(const PlanningMachine& machine);
+std::size_t spare_budget(const PlanningMachine& machine);
 // Bytes of the device's own memory that a plan may have in all, what this process holds by now included; none if the
 // device has no memory of its own.
 std::optional<std::size_t> device_budget(Device& device);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <optional>
 
 #include "base/error.h"
@@ -76,26 +75,12 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
                 nccl ? (shape.sequence > 1 ? 2 : 1) : 0);
   state.memory.add_beside(MemoryKind::device, "page tables",
                           page_table_bytes(*machine.backend, state.memory.total(MemoryKind::pinned)));
-  state.undo_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(), std::mem_fn(&Bucket::on_host));
+  state.spare_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(), std::mem_fn(&Bucket::on_host));
   return state;
 }
 
-StreamedWeights streamed_weights(const ParameterLayout& layout, const Placement& placement, DType dtype) {
-  const std::vector<int> places = turns_of(placement).weights;
-  std::vector<std::int64_t> sizes(places.size());  // of the host's units, in elements
-  std::int64_t on_host = 0;
-  for (int unit = 0; unit < layout.units(); ++unit) {
-    if (!placement.on_host(unit)) continue;
-    const std::int64_t size = sizes[static_cast<std::size_t>(unit)] = layout.unit_range(unit).size();
-    if (placement.unit(unit).weights == ResidencyKind::streamed) on_host += size;
-  }
-  const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements) * size_of(dtype); };
-  return {.device_bytes = bytes(lay_out(sizes, places).size), .host_bytes = bytes(on_host)};
-}
-
-std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings) {
+HeldMemory held_memory(const ParameterLayout& layout, const EngineSettings& settings) {
   const Placement& placement = settings.placement;
-  SO_CHECK(placement.gathered() > 0, "none of {} units gathered", layout.units());
   const Turns turns = turns_of(placement);
   // Elements of units with places of their own, and of the places that the others take in turn.
   const auto held = [&](const std::vector<int>& slots, const auto& unit_size) {
@@ -109,26 +94,29 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
     for (const Range& range : layout.gradient_ranges(unit)) size += range.size();
     return size;
   };
+  const std::size_t weight = size_of(settings.formats.weights), gradient = size_of(settings.formats.gradients),
+                    sum = size_of(settings.formats.rank_sums);
+  HeldMemory memory{.device = held(turns.weights, all) * weight + held(turns.gradients, with_gradients) * gradient};
+  for (int unit = 0; unit < layout.units(); ++unit)
+    if (placement.unit(unit).weights == ResidencyKind::streamed)
+      memory.pinned += static_cast<std::size_t>(all(unit)) * weight;
+  if (placement.ranks == 1) return memory;
   // Elements of a unit's slices, of all that are gathered, and of the trained ones. Where the model writes gradients in
   // another format than sums have, all units have slices of them.
-  const DType gradients = settings.formats.gradients, sums = settings.formats.rank_sums;
-  std::vector<std::int64_t> weight_slices(placement.units.size()), gradient_slices(weight_slices.size());
-  std::vector<std::int64_t> masters(weight_slices.size());  // of the host, that travel
+  std::int64_t weight_slices = 0;
+  std::vector<std::int64_t> gradient_slices(placement.units.size()), masters(gradient_slices.size());
   for (const Bucket& bucket : make_buckets(layout, placement.bucket_elements, placement.units, true)) {
     const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
     const std::int64_t slice = ShardMap(bucket.range().size(), placement.ranks).slice(0).size();
     const UnitPlacement& row = placement.units[unit];
-    if (row.weights == ResidencyKind::gathered) weight_slices[unit] += slice;
+    if (row.weights == ResidencyKind::gathered) weight_slices += slice;
     if (bucket.on_host() && row.weights == ResidencyKind::gathered_from_masters) masters[unit] += slice;
-    if (!bucket.frozen() && (gradients != sums || row.sliced)) gradient_slices[unit] += slice;
+    if (!bucket.frozen() && (gradient != sum || row.sliced)) gradient_slices[unit] += slice;
   }
-  const std::size_t weights =
-      held(turns.weights, all) +
-      static_cast<std::size_t>(std::accumulate(weight_slices.begin(), weight_slices.end(), std::int64_t{0}));
-  const std::size_t on_their_way = MasterCopies::device_bytes(*std::max_element(masters.begin(), masters.end()));
-  return on_their_way + weights * size_of(settings.formats.weights) +
-         held(turns.gradients, with_gradients) * size_of(gradients) +
-         size_of(sums) * held(turns.slices, [&](int unit) { return gradient_slices[static_cast<std::size_t>(unit)]; });
+  memory.device += MasterCopies::device_bytes(*std::max_element(masters.begin(), masters.end())) +
+                   static_cast<std::size_t>(weight_slices) * weight +
+                   sum * held(turns.slices, [&](int unit) { return gradient_slices[static_cast<std::size_t>(unit)]; });
+  return memory;
 }
 
 void add_libraries(MemoryPlan& plan, const Backend& backend, DType activations, int host_threads, int nccl_users) {

@@ -22,20 +22,17 @@ enum class WeightOrigin : std::uint8_t { files, random };
 // All that the run allocates but the activations.
 struct RunState {
   MemoryPlan memory;
-  std::int64_t undo_buckets = 0;  // that may be updated ahead of the verdict
+  std::int64_t spare_buckets = 0;  // that may be updated ahead of the verdict
 };
 RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                     const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin);
 
-// The memory of weights of the host's units.
-struct StreamedWeights {
-  std::size_t device_bytes = 0, host_bytes = 0;
+// What of that depends on how many units stream or are gathered: the bytes of weights and gradients on the device, of
+// the first of several ranks, whose slices are the longest; and of streamed weights in pinned memory.
+struct HeldMemory {
+  std::size_t device = 0, pinned = 0;
 };
-StreamedWeights streamed_weights(const ParameterLayout& layout, const Placement& placement, DType dtype);
-
-// The bytes of weights and gradients on the device of the first of several ranks, whose slices are the longest, if
-// units are gathered, at least one.
-std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings);
+HeldMemory held_memory(const ParameterLayout& layout, const EngineSettings& settings);
 
 // The least that weights, gradients and one of `ranks` slices of the optimizer state take in these formats, if up to
 // `gathered` units may be gathered. A lower bound; the plan proper is exact.

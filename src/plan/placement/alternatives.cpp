@@ -16,7 +16,7 @@ namespace so {
 namespace {
 
 constexpr std::array choices{PlanChoice::split,     PlanChoice::residency,   PlanChoice::streaming,
-                             PlanChoice::gathering, PlanChoice::activations, PlanChoice::undo,
+                             PlanChoice::gathering, PlanChoice::activations, PlanChoice::spare,
                              PlanChoice::cast};
 
 // A few of 0 to `most`, `own` and its neighbours among them.
@@ -50,9 +50,9 @@ Alternative play(const PlacementInputs& in, std::string what, const Choice& choi
   a.what = std::move(what);
   a.device_bytes = state.device_bytes + in.activation_bytes(choice.keep);
   a.host_bytes = state.host_bytes + in.kept_on_host(choice.keep) +
-                 static_cast<std::size_t>(choice.undo_buckets) * in.undo_place_bytes;
+                 static_cast<std::size_t>(choice.spare_buckets) * in.spare_place_bytes;
   a.device_short = beyond(a.device_bytes, in.device_budget);
-  a.host_short = beyond(a.host_bytes, choice.undo_buckets > 0 ? in.undo_budget : in.host_budget);
+  a.host_short = beyond(a.host_bytes, choice.spare_buckets > 0 ? in.spare_budget : in.host_budget);
   set_step(a, in, choice);
   return a;
 }
@@ -61,7 +61,7 @@ Alternative play(const PlacementInputs& in, std::string what, const Choice& choi
 Alternative play_with(const PlacementInputs& in, std::string what, Choice choice) {
   const StateMemory state = in.memory(choice);
   choice.keep = first_keep(in, state);
-  choice.undo_buckets = choose_undo_buckets(in, choice, state.host_bytes + in.kept_on_host(choice.keep));
+  choice.spare_buckets = choose_spare_buckets(in, choice, state.host_bytes + in.kept_on_host(choice.keep));
   return play(in, std::move(what), choice);
 }
 
@@ -91,7 +91,7 @@ std::span<const PlanChoice> plan_choices() { return choices; }
 
 std::string_view name_of(PlanChoice choice) {
   constexpr std::array<std::string_view, 8> names{"none",      "split",       "residency", "streaming",
-                                                  "gathering", "activations", "undo",      "cast"};
+                                                  "gathering", "activations", "spare",     "cast"};
   return names.at(static_cast<std::size_t>(choice));
 }
 
@@ -156,12 +156,12 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const ChosenPla
         add(play(in, describe_keep(keep), other), keep == own.keep);
       }
       break;
-    case PlanChoice::undo: {
-      const std::int64_t owned = undo_candidates(in, own.device_units);
-      for (const std::int64_t n : few(owned, own.undo_buckets)) {
+    case PlanChoice::spare: {
+      const std::int64_t owned = spare_candidates(in, own.device_units);
+      for (const std::int64_t n : few(owned, own.spare_buckets)) {
         Choice other = own;
-        other.undo_buckets = n;
-        add(play(in, fmt::format("{} of {} buckets", n, owned), other), n == own.undo_buckets);
+        other.spare_buckets = n;
+        add(play(in, fmt::format("{} of {} buckets", n, owned), other), n == own.spare_buckets);
       }
       break;
     }

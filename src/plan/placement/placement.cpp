@@ -105,13 +105,13 @@ std::string explain_residency(const PlacementInputs& in, const Choice& choice) {
                      format_bytes(beyond(in.memory(kept).device_bytes, in.memory(choice).device_bytes)));
 }
 
-std::string explain_undo(const PlacementInputs& in, const ChosenPlan& plan) {
+std::string explain_spare(const PlacementInputs& in, const ChosenPlan& plan) {
   if (in.schedule == Schedule::synchronous) return "AdamW on the host runs after backward (--mode zerooffload)";
   if (host_elements(plan.run) == 0) return "no optimizer state is on the host";
   return fmt::format(
       "AdamW on the host starts before the gradient norm is known, for up to {} buckets ({} of host memory); these "
       "updates are discarded if the step is clipped or skipped",
-      plan.undo_buckets, format_bytes(static_cast<std::size_t>(plan.undo_buckets) * in.undo_place_bytes));
+      plan.spare_buckets, format_bytes(static_cast<std::size_t>(plan.spare_buckets) * in.spare_place_bytes));
 }
 
 }  // namespace
@@ -167,7 +167,7 @@ ChosenPlan choose_placement(const PlacementInputs& in, const Judge& judge) {
   plan.run = simulated_run(in, plan);
   plan.estimate = estimate_step(in, plan);
   plan.why_split = explain_split(in, plan, judge);
-  plan.why_undo = explain_undo(in, plan);
+  plan.why_spare = explain_spare(in, plan);
   if (plan.residency != Residency{}) plan.why_residency = explain_residency(in, plan);
   return plan;
 }

@@ -17,9 +17,9 @@ namespace so {
 
 struct ChosenPlan : Choice {
   StepEstimate estimate;
-  double score = 0;                                // Judge::score()
-  SimulatedRun run;                                // which was estimated
-  std::string why_split, why_undo, why_residency;  // for the log; each says the choice and its reason; or empty
+  double score = 0;                                 // Judge::score()
+  SimulatedRun run;                                 // which was estimated
+  std::string why_split, why_spare, why_residency;  // for the log; each says the choice and its reason; or empty
   std::vector<Candidate> considered;
 };
 

@@ -33,7 +33,7 @@ Candidate consider(const PlacementInputs& in, const Choice& choice, const Judge&
     if (!state_fits) break;
   }
   if (!c.fits) return c;
-  c.choice.undo_buckets = choose_undo_buckets(in, c.choice, *host_bytes);
+  c.choice.spare_buckets = choose_spare_buckets(in, c.choice, *host_bytes);
   c.least = judge.least_score(in, c.choice);
   return c;
 }
@@ -58,7 +58,7 @@ void add_candidate(const PlacementInputs& in, const Choice& choice, const Judge&
   const Candidate most = all.emplace_back(consider(in, choice, judge));
   if (!most.fits) return;
   const std::size_t host_bytes = in.memory(choice).host_bytes + in.kept_on_host(most.choice.keep),
-                    tables = undo_tables(in, most.choice, host_bytes);
+                    tables = spare_tables(in, most.choice, host_bytes);
   if (tables > 0)
     if (Candidate less = consider(in, choice, judge, tables); less.fits && less.choice.keep != most.choice.keep)
       all.push_back(std::move(less));

@@ -151,7 +151,7 @@ Placement place(const PlacementInputs& in, const Choice& choice) {
           .cast = in.cast,
           .over_link = choice.over_link,
           .bucket_elements = own_part(in, in.bucket_elements),
-          .spare_buckets = choice.undo_buckets};
+          .spare_buckets = choice.spare_buckets};
 }
 
 }  // namespace
@@ -209,7 +209,7 @@ const StepEstimate& estimate_step(const PlacementInputs& in, const Choice& choic
   return in.known_steps->estimate(with_host_rates(simulated_run(in, choice), host));
 }
 
-std::int64_t undo_candidates(const PlacementInputs& in, int device_units) {
+std::int64_t spare_candidates(const PlacementInputs& in, int device_units) {
   if (in.schedule == Schedule::synchronous) return 0;
   std::int64_t buckets = 0;
   for (std::size_t u = static_cast<std::size_t>(device_units); u < in.units.size(); ++u)
@@ -219,12 +219,12 @@ std::int64_t undo_candidates(const PlacementInputs& in, int device_units) {
 
 namespace {
 
-// As choose_undo_buckets(), but for the device's memory.
-std::int64_t wanted_undo_buckets(const PlacementInputs& in, const Choice& choice, std::size_t host_bytes) {
-  std::int64_t places = undo_candidates(in, choice.device_units);
+// As choose_spare_buckets(), but for the device's memory.
+std::int64_t wanted_spare_buckets(const PlacementInputs& in, const Choice& choice, std::size_t host_bytes) {
+  std::int64_t places = spare_candidates(in, choice.device_units);
   if (places == 0) return 0;
-  if (in.undo_place_bytes > 0)
-    places = std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, host_bytes) / in.undo_place_bytes));
+  if (in.spare_place_bytes > 0)
+    places = std::min(places, static_cast<std::int64_t>(beyond(in.spare_budget, host_bytes) / in.spare_place_bytes));
   const SimulatedRun run = simulated_run(in, choice);
   const double full = full_bytes(in),
                update = std::max(full / in.rates.host_adamw,  // an element
@@ -239,23 +239,23 @@ std::int64_t wanted_undo_buckets(const PlacementInputs& in, const Choice& choice
 }
 
 // Returns what one place takes. State is pinned where it travels.
-std::size_t undo_table_bytes(const PlacementInputs& in, const Choice& choice) {
-  return choice.over_link || choice.residency.sends_masters() ? in.undo_table_bytes : 0;
+std::size_t spare_table_bytes(const PlacementInputs& in, const Choice& choice) {
+  return choice.over_link || choice.residency.sends_masters() ? in.spare_table_bytes : 0;
 }
 
 }  // namespace
 
-std::int64_t choose_undo_buckets(const PlacementInputs& in, const Choice& choice, std::size_t host_bytes) {
-  const std::int64_t wanted = wanted_undo_buckets(in, choice, host_bytes);
-  const std::size_t tables = undo_table_bytes(in, choice);
+std::int64_t choose_spare_buckets(const PlacementInputs& in, const Choice& choice, std::size_t host_bytes) {
+  const std::int64_t wanted = wanted_spare_buckets(in, choice, host_bytes);
+  const std::size_t tables = spare_table_bytes(in, choice);
   if (wanted == 0 || tables == 0) return wanted;
   const std::size_t taken = in.memory(choice).device_bytes + in.activation_bytes(choice.keep);
   return std::min(wanted, static_cast<std::int64_t>(beyond(in.device_budget, taken) / tables));
 }
 
-std::size_t undo_tables(const PlacementInputs& in, const Choice& choice, std::size_t host_bytes) {
-  const std::size_t tables = undo_table_bytes(in, choice);
-  return tables == 0 ? 0 : static_cast<std::size_t>(wanted_undo_buckets(in, choice, host_bytes)) * tables;
+std::size_t spare_tables(const PlacementInputs& in, const Choice& choice, std::size_t host_bytes) {
+  const std::size_t tables = spare_table_bytes(in, choice);
+  return tables == 0 ? 0 : static_cast<std::size_t>(wanted_spare_buckets(in, choice, host_bytes)) * tables;
 }
 
 SimulatedRun with_host_rates(SimulatedRun run, double part) {

@@ -48,9 +48,9 @@ struct Residency {
 struct Choice {
   int device_units = 0;
   Residency residency;
-  bool over_link = false;         // Placement::over_link
-  std::int64_t keep = 0;          // index of PlacementInputs::keeps
-  std::int64_t undo_buckets = 0;  // Placement::spare_buckets
+  bool over_link = false;          // Placement::over_link
+  std::int64_t keep = 0;           // index of PlacementInputs::keeps
+  std::int64_t spare_buckets = 0;  // Placement::spare_buckets
   auto operator<=>(const Choice&) const = default;
   Counts counts() const {
     return {.device_units = device_units,
@@ -122,14 +122,14 @@ struct PlacementInputs {
   std::function<StateMemory(const Choice&)> memory;  // without activations and places
   std::vector<Residency> residencies = {{}};         // that may be chosen, what is kept the most first; none streams
   Toggle over_link = Toggle::off;                    // automatic: to be chosen
-  int most_streamed = 0;             // each of them also with weights of so many host-owned units streamed, at most
-  bool forced_stream = false;        // so many exactly, or as many as may
-  int most_gathered = 0;             // with several ranks, each of them also with so many units gathered, at most
-  bool forced_gather = false;        // so many exactly, or as many as may
-  std::size_t undo_place_bytes = 0;  // of host memory, for one bucket
-  std::size_t undo_table_bytes = 0;  // of the device's memory, for one that is pinned: its page tables
+  int most_streamed = 0;              // each of them also with weights of so many host-owned units streamed, at most
+  bool forced_stream = false;         // so many exactly, or as many as may
+  int most_gathered = 0;              // with several ranks, each of them also with so many units gathered, at most
+  bool forced_gather = false;         // so many exactly, or as many as may
+  std::size_t spare_place_bytes = 0;  // of host memory, for one bucket
+  std::size_t spare_table_bytes = 0;  // of the device's memory, for one that is pinned: its page tables
   std::size_t device_budget = 0, host_budget = 0;
-  std::size_t undo_budget = 0;             // of host_budget, up to where places for new state may fill it
+  std::size_t spare_budget = 0;            // of host_budget, up to where places for new state may fill it
   std::optional<int> forced_device_units;  // none: to be chosen
   std::shared_ptr<KnownSteps> known_steps = std::make_shared<KnownSteps>();  // copies share them
   // The words of an Error: the device's name, and advice for the device's memory and for the host's.
@@ -151,17 +151,17 @@ bool is_possible(const PlacementInputs& inputs, Residency residency);
 SimulatedRun simulated_run(const PlacementInputs& inputs, const Choice& choice);
 
 // Plays the steps of such a run, by the engine's own policy and schedule, until they repeat, on a host whose AdamW and
-// memory have this part of their rates (with_host_rates()). With at most `undo_buckets` speculated.
+// memory have this part of their rates (with_host_rates()). With at most `spare_buckets` speculated.
 const StepEstimate& estimate_step(const PlacementInputs& inputs, const Choice& choice, double host = 1);
 
 // Counts the buckets that may be speculated: the host's; none in a synchronous schedule.
-std::int64_t undo_candidates(const PlacementInputs& inputs, int device_units);
+std::int64_t spare_candidates(const PlacementInputs& inputs, int device_units);
 // As many places for new state as a quicker host, and the link if the device updates over it, can fill during backward,
 // or as fit beside `host_bytes` that the state takes; whether or not the step is shorter with all of them: a place
 // saves the host the second pass of a preview. `choice`: but for these places.
-std::int64_t choose_undo_buckets(const PlacementInputs& inputs, const Choice& choice, std::size_t host_bytes);
+std::int64_t choose_spare_buckets(const PlacementInputs& inputs, const Choice& choice, std::size_t host_bytes);
 // The device memory that these places would take if there were enough.
-std::size_t undo_tables(const PlacementInputs& inputs, const Choice& choice, std::size_t host_bytes);
+std::size_t spare_tables(const PlacementInputs& inputs, const Choice& choice, std::size_t host_bytes);
 
 // Elements that the host owns.
 double host_elements(const SimulatedRun& run);

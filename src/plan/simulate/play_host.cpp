@@ -63,7 +63,7 @@ const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
   facts.needed = shares.needed;
   facts.left = shares.left;
   facts.streamed = streamed_elements_;
-  facts.undo_places = place_count_;
+  facts.spare_places = place_count_;
   facts.micro_batches = run_.micro_batches;
   facts.previews = !placement().makes_from_masters(Owner::host);
   facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
