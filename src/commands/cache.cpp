@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/quantities.h"
 #include "base/result_line.h"
+#include "base/standard_output.h"
 #include "commands/command.h"
 #include "data/cache_files.h"
 #include "io/cache_directory.h"
@@ -122,7 +123,7 @@ int run(const CacheOptions& options, const OptionOrigins&) {
     nlohmann::ordered_json j{{"directory", directory.string()}, {"caches", nlohmann::ordered_json::array()}};
     for (const CacheFile& cache : options.prune ? removed : caches) j["caches"].push_back(to_json(cache, now));
     j["removed"] = options.prune;
-    fmt::print("{}\n", j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    print_json(j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   } else if (options.prune) {
     print_lines(removed, now);
     print_text("{}: {} of {} token caches removed, {} of {}\n", printable_path(directory), removed.size(),

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/standard_output.h"
 #include "commands/command.h"
 #include "commands/program/parse.h"
 #include "doctor/examination.h"
@@ -68,7 +69,10 @@ int partition_machine(const DoctorOptions& options, MachineFiles& files) {
   const int found = static_cast<int>(std::clamp<std::size_t>(pci_gpus(files).size(), 1, 65536));
   const Partition partition =
       plan_partition(files, {options.gpus.value_or(found), options.feeding_cores, options.adamw_bandwidth});
-  fmt::print("{}", options.json ? partition_json(partition) : partition_text(partition));
+  if (options.json)
+    print_json(partition_json(partition));
+  else
+    print_exactly(partition_text(partition));
   if (!options.apply) return exit_ok;
   apply_partition(files, partition);
   log_info("set up; superoffload doctor --partition --undo takes it back, and so does a restart of the machine");
@@ -79,7 +83,10 @@ int run(const DoctorOptions& options, const OptionOrigins&) {
   MachineFiles files;
   if (options.partition) return partition_machine(options, files);
   const Findings findings = examine(files, ask_gpu_driver(), software_of_this_machine());
-  fmt::print("{}", options.json ? findings_json(findings) : findings_text(findings, help_columns()));
+  if (options.json)
+    print_json(findings_json(findings));
+  else
+    print_exactly(findings_text(findings, help_columns()));
   return any_wrong(findings) ? exit_failure : exit_ok;
 }
 

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/standard_output.h"
 #include "base/terminal.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/export.h"
@@ -196,7 +197,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   step.disk = saved_bytes(exported_bytes(layout, plan.engine.formats.exported), layout.trained_parameter_elements(),
                           plan.engine.formats.exported, "");
   if (options.json)
-    fmt::print("{}\n", to_json(step).dump());
+    print_json(to_json(step).dump());
   else
     print_plan(step, options.verbose);
   return exit_ok;

@@ -9,6 +9,7 @@
 #include "base/progress.h"
 #include "base/quantities.h"
 #include "base/result_line.h"
+#include "base/standard_output.h"
 #include "checkpoint/directory_checks.h"
 #include "commands/command.h"
 
@@ -114,7 +115,7 @@ int run(const VerifyOptions& options, const OptionOrigins&) {
   }
   if (options.json) {
     const nlohmann::ordered_json result{{"whole", whole}, {"directories", checks}};
-    fmt::print("{}\n", result.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    print_json(result.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
   return whole ? exit_ok : exit_failure;
 }

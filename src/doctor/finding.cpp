@@ -74,7 +74,7 @@ std::string findings_json(const Findings& findings) {
                     {"cost", f.cost},
                     {"mend", f.mend}});
   const nlohmann::ordered_json result{{"wrong", count_of(findings, FindingVerdict::wrong)}, {"findings", list}};
-  return result.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return result.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 }  // namespace so

@@ -34,7 +34,7 @@ using Findings = std::vector<Finding>;
 // A line for each finding, its cost and its command below it, and a line that counts the verdicts. Lines have at most
 // `columns`, but for a command, which stays in one line, to be copied.
 std::string findings_text(const Findings& findings, std::size_t columns);
-// {"wrong": 1, "findings": [{"check", "subject", "found", "verdict", "cost", "mend"}]}, in one line.
+// {"wrong": 1, "findings": [{"check", "subject", "found", "verdict", "cost", "mend"}]}, without a line's end.
 std::string findings_json(const Findings& findings);
 bool any_wrong(const Findings& findings);
 

@@ -33,6 +33,15 @@ class Caches : public testing::Test {
   TemporaryDirectory temporary_;
 };
 
+// Names are other people's.
+TEST_F(Caches, AreListedWithoutWhatSteersATerminal) {
+  const fs::path directory = temporary_ / "a\u009b2J\u202e\x1b[2J";
+  const Outcome listed = run({test::binary(), "cache", "--cache_dir", directory.string(), "--json"}, temporary_.path());
+  EXPECT_EQ(listed.exit_code, 0) << listed.err;
+  EXPECT_EQ(nlohmann::json::parse(listed.out).at("directory"), directory.string());
+  EXPECT_NE(listed.out.find("a\\u009b2J\\u202e\\u001b[2J"), std::string::npos) << listed.out;
+}
+
 TEST_F(Caches, AreListedAndPrunedAndNothingElseIs) {
   ASSERT_EQ(run(command().set("cache_dir", cache().string()).words(), temporary_.path()).exit_code, 0);
   write_file(cache() / "mine.tokens", "not a cache");

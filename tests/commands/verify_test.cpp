@@ -55,7 +55,11 @@ TEST_F(Verified, ALineADirectoryAndTheExitCode) {
 
   flip(out() / "checkpoint-2" / "exp_avg.safetensors");
   fs::remove(out() / "generation_config.json");
-  const Outcome damaged = verify({"--dir", out().string(), "--json"});
+  const fs::path odd = temporary_ / "run\u009b2J\u202e";  // a name that steers a terminal
+  fs::rename(out(), odd);
+  const Outcome damaged = verify({"--dir", odd.string(), "--json"});
+  fs::rename(odd, out());
+  EXPECT_NE(damaged.out.find("run\\u009b2J\\u202e"), std::string::npos) << damaged.out;
   EXPECT_EQ(damaged.exit_code, 1) << damaged.err;
   const auto j = nlohmann::json::parse(damaged.out);
   EXPECT_EQ(j.at("whole"), false);

@@ -12,6 +12,7 @@
 #include "base/host_memory.h"
 #include "base/log.h"
 #include "base/quantities.h"
+#include "base/standard_output.h"
 #include "checkpoint/named_model.h"
 #include "checkpoint/parameter_options.h"
 #include "commands/bench/bench_state.h"
@@ -295,7 +296,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
                           .measured = m};
   if (ranks.rank() > 0) return exit_ok;
   if (options.json)
-    fmt::print("{}\n", to_json(report).dump());
+    print_json(to_json(report).dump());
   else
     print(report);
   return exit_ok;

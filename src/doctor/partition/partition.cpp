@@ -209,7 +209,7 @@ std::string partition_json(const Partition& partition) {
                                       {"commands", commands_of(partition)},
                                       {"notes", partition.notes},
                                       {"obstacles", partition.obstacles}};
-  return result.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return result.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 void find_partition(const MachineFiles& files, Findings& findings) {

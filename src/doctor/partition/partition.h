@@ -38,7 +38,7 @@ struct Partition {
 Partition plan_partition(const MachineFiles& files, const PartitionRequest& request);
 
 std::string partition_text(const Partition& partition);  // with the commands that a shell would take
-// {"resources", "groups": [{"name", "cpus", "schemata"}], "commands", "notes", "obstacles"}, in one line.
+// {"resources", "groups": [{"name", "cpus", "schemata"}], "commands", "notes", "obstacles"}, without a line's end.
 std::string partition_json(const Partition& partition);
 
 // Sets it up, after a record of what is made has been written to partition_record. Throws Error with what stands in the
