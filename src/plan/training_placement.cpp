@@ -71,16 +71,17 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   inputs_.gathers_together = plan_.engine.collectives != CollectiveRoute::host;
   if (plan_.shape.ranks > 1 && !q_.request.bucket_size_given) set_bucket_of_ranks();
   set_units();
-  inputs_.state_bytes = static_cast<double>(state_bytes(plan_.engine.formats.moments));
-  inputs_.sum_bytes = static_cast<double>(size_of(plan_.engine.formats.gradients));
-  inputs_.rank_sum_bytes = static_cast<double>(size_of(plan_.engine.formats.rank_sums));
-  if (plan_.engine.formats.weights == DType::bf16 && q_.request.cast_side == CastChoice::automatic)
-    plan_.engine.placement.cast = choose_cast(measured_, inputs_.state_bytes);
+  const NumberFormats& formats = plan_.engine.formats;
+  inputs_.reduced_bytes = static_cast<double>(size_of(formats.gradients));
+  inputs_.bytes.stored = static_cast<double>(size_of(formats.weights));
+  inputs_.bytes.sum = static_cast<double>(size_of(plan_.shape.ranks > 1 ? formats.rank_sums : formats.gradients));
+  inputs_.bytes.state = static_cast<double>(state_bytes(formats.moments));
+  if (formats.weights == DType::bf16 && q_.request.cast_side == CastChoice::automatic)
+    plan_.engine.placement.cast = choose_cast(measured_, inputs_.bytes.state);
   set_cast(inputs_, plan_.engine.placement.cast);
   inputs_.schedule = plan_.engine.placement.schedule;
   inputs_.micro_batches = plan_.shape.micro_batches;
   inputs_.bucket_elements = plan_.engine.placement.bucket_elements;
-  inputs_.stream_bytes = static_cast<double>(size_of(plan_.engine.formats.weights));
   set_sizes();
   set_budgets();
   set_residencies();
@@ -144,10 +145,8 @@ void TrainingPlacement::apply_unit_factors() {
 void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
   const bool on_device = side == CastSide::device;
   inputs.cast = side;
-  inputs.gradient_bytes = on_device               ? static_cast<double>(sizeof(float))
-                          : plan_.shape.ranks > 1 ? inputs.rank_sum_bytes
-                                                  : inputs.sum_bytes;
-  inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.formats.weights));
+  inputs.bytes.gradient = on_device ? static_cast<double>(sizeof(float)) : inputs.bytes.sum;
+  inputs.bytes.weight = on_device ? static_cast<double>(sizeof(float)) : inputs.bytes.stored;
   inputs.rates.host_adamw = on_device ? measured_.host_adamw_wide : measured_.host_adamw;
 }
 
@@ -196,7 +195,7 @@ void TrainingPlacement::set_residencies() {
     const std::vector<Residency> others = inputs_.residencies;
     for (Residency residency : others) {
       residency.send_masters = true;
-      if (residency.casts_weights() && may_pin_state()) inputs_.residencies.push_back(residency);
+      if (residency.cast_weights && may_pin_state()) inputs_.residencies.push_back(residency);
     }
     inputs_.most_gathered = most_gathered_units(q_.request, q_.layout, plan_.shape.ranks);
     inputs_.forced_gather = q_.request.gathered_layers.has_value();

@@ -37,8 +37,8 @@ PlacementInputs inputs() {
     for (int u = 0; u < 14; ++u) {
       m.device_bytes += 4 * layer;
       (u < d ? m.device_bytes : m.host_bytes) += 12 * layer;
-      if (u >= d && r.moves_gradients()) m.device_bytes -= 2 * layer;
-      if (u >= d && r.moves_gradients()) m.host_bytes += 2 * layer;
+      if (u >= d && r.move_gradients) m.device_bytes -= 2 * layer;
+      if (u >= d && r.move_gradients) m.host_bytes += 2 * layer;
     }
     m.device_bytes -= static_cast<std::size_t>(r.streamed_units) * 2 * layer;
     return m;
@@ -61,7 +61,7 @@ TEST(Alternatives, OfEveryChoiceOneWasChosen) {
   ASSERT_GT(plan.device_units, 0);
   ASSERT_LT(plan.device_units, 14);
   PlacementInputs other = in;
-  other.gradient_bytes = other.weight_bytes = 4;
+  other.bytes.gradient = other.bytes.weight = 4;
   for (const PlanChoice choice : plan_choices()) {
     if (!is_open(choice, 1)) continue;
     SCOPED_TRACE(name_of(choice));

@@ -264,7 +264,7 @@ TEST(Collectives, ARanksStepHasItsSliceAndReceivesTheOthers) {
   in.units.assign(1, {.elements = 4000});
   in.keeps.assign(1, {{0}, {0}, {}});
   in.bucket_elements = 1000;
-  in.gradient_bytes = 4;
+  in.bytes.gradient = 4;
   const SimulatedRun one = simulated_run(in, {.spare_buckets = 3});
   EXPECT_EQ(one.units[0].elements, 4000);
   EXPECT_EQ(one.units[0].reduce, 0);

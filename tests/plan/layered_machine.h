@@ -56,9 +56,9 @@ struct LayeredMachine {
         const bool inner = u > 0 && u + 1 < in.units.size(), on_device = static_cast<int>(u) < choice.device_units;
         device += 4 * n;
         (on_device ? device : host) += 12 * n;
-        if (inner && on_device && residency.casts_weights()) device -= 2 * n;
-        if (inner && !on_device && residency.moves_gradients()) device -= 2 * n;
-        if (!on_device && residency.moves_gradients()) host += 2 * n;
+        if (inner && on_device && residency.cast_weights) device -= 2 * n;
+        if (inner && !on_device && residency.move_gradients) device -= 2 * n;
+        if (!on_device && residency.move_gradients) host += 2 * n;
       }
       return StateMemory{device, host};
     };

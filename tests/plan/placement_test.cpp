@@ -48,9 +48,9 @@ TEST(EstimateStep, OfTheDeviceAloneIsItsWorkAndItsUpdate) {
   EXPECT_NEAR(e.seconds(), m.pass() + e.device_update, 1e-9);
   EXPECT_EQ(e.exposed, 0);
   EXPECT_EQ(e.host, 0);
-  m.in.state_bytes = 8;
+  m.in.bytes.state = 8;
   EXPECT_NEAR(estimate_step(m.in, choice_of(m.units(), 0, 0)).device_update, 20 * m.elements() / (0.94 * 4e12), 1e-12);
-  m.in.state_bytes = 12;
+  m.in.bytes.state = 12;
   // With three micro-batches all but the update is done three times.
   m.in.micro_batches = 3;
   EXPECT_NEAR(estimate_step(m.in, choice_of(m.units(), 0, 0)).seconds(), 3 * m.pass() + e.device_update, 1e-9);

@@ -67,9 +67,9 @@ Alternative play_with(const PlacementInputs& in, std::string what, Choice choice
 
 std::string describe(Residency residency) {
   std::vector<std::string_view> ways;
-  if (residency.casts_weights()) ways.emplace_back("weights cast for each use");
-  if (residency.sends_masters()) ways.emplace_back("the host's too");
-  if (residency.moves_gradients()) ways.emplace_back("gradients moved to the host");
+  if (residency.cast_weights) ways.emplace_back("weights cast for each use");
+  if (residency.send_masters) ways.emplace_back("the host's too");
+  if (residency.move_gradients) ways.emplace_back("gradients moved to the host");
   return ways.empty() ? "all kept on the device" : fmt::format("{}", fmt::join(ways, ", "));
 }
 

@@ -76,16 +76,16 @@ std::string explain_residency(const PlacementInputs& in, const Choice& choice) {
   const int units = static_cast<int>(in.units.size());
   const Residency& r = choice.residency;
   std::vector<std::string> ways;
-  if (r.casts_weights())
+  if (r.cast_weights)
     ways.push_back(fmt::format(
         "{}layers whose optimizer state is on the GPU keep no bf16 weights: they are cast from the fp32 ones before "
         "each {}",
         in.ranks > 1 ? "gathered " : "", in.ranks > 1 ? "gather" : "use"));
-  if (r.sends_masters())
+  if (r.send_masters)
     ways.push_back(
         "nor do those whose optimizer state is on the host: a slice of the fp32 ones travels to each GPU before each "
         "gather");
-  if (r.moves_gradients())
+  if (r.move_gradients)
     ways.push_back(in.micro_batches == 1
                        ? "gradients of layers whose optimizer state is on the host are moved there at once"
                        : "sums of gradients of layers whose optimizer state is on the host are kept there, and come "

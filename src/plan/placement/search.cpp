@@ -68,8 +68,8 @@ void add_candidate(const PlacementInputs& in, const Choice& choice, const Judge&
 
 double Judge::price(const PlacementInputs& in, const Choice& choice) const {
   int costs = choice.over_link ? 1 : 0;
-  if (choice.residency.sends_masters()) ++costs;
-  if (choice.residency.moves_gradients() && in.micro_batches > 1) ++costs;
+  if (choice.residency.send_masters) ++costs;
+  if (choice.residency.move_gradients && in.micro_batches > 1) ++costs;
   return 1 + worth_it * costs;
 }
 

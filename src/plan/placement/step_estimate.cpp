@@ -15,8 +15,6 @@ namespace {
 
 std::int64_t buckets_of(std::int64_t elements, std::int64_t bucket) { return (elements + bucket - 1) / bucket; }
 
-double full_bytes(const PlacementInputs& in) { return 2 * in.state_bytes + in.gradient_bytes + in.weight_bytes; }
-
 // The part of `elements` that the first rank owns, but for what slices are aligned to.
 std::int64_t own_part(const PlacementInputs& in, std::int64_t elements) { return (elements + in.ranks - 1) / in.ranks; }
 
@@ -28,12 +26,12 @@ double collective_seconds(const PlacementInputs& in, std::int64_t calls, std::in
 }
 // Each of a unit's buckets is reduced by itself.
 double reduce_seconds(const PlacementInputs& in, std::int64_t elements) {
-  return collective_seconds(in, buckets_of(elements, in.bucket_elements), elements, in.sum_bytes);
+  return collective_seconds(in, buckets_of(elements, in.bucket_elements), elements, in.reduced_bytes);
 }
 double gather_seconds(const PlacementInputs& in, std::int64_t elements) {
   const std::int64_t buckets = buckets_of(elements, in.bucket_elements);
   return collective_seconds(in, in.gathers_together ? std::min<std::int64_t>(buckets, 1) : buckets, elements,
-                            in.stream_bytes);
+                            in.bytes.stored);
 }
 
 // The unit's work waits for them: nothing of it goes on beside.
@@ -134,8 +132,8 @@ CastSide choose_cast(const MachineRates& r, double state_bytes) {
 }
 
 bool is_possible(const PlacementInputs& in, Residency residency) {
-  if (in.ranks == 1) return !residency.sends_masters();
-  return residency.gathered_units > 0 || (!residency.casts_weights() && !residency.sends_masters());
+  if (in.ranks == 1) return !residency.send_masters;
+  return residency.gathered_units > 0 || (!residency.cast_weights && !residency.send_masters);
 }
 
 namespace {
@@ -163,11 +161,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, const Choice& choice) {
                    .units = {},
                    .first_trained_unit = in.first_trained_unit,
                    .micro_batches = in.micro_batches,
-                   .bytes = {.gradient = in.gradient_bytes,
-                             .weight = in.weight_bytes,
-                             .stored = in.stream_bytes,
-                             .sum = in.ranks > 1 ? in.rank_sum_bytes : in.sum_bytes,
-                             .state = in.state_bytes},
+                   .bytes = in.bytes,
                    .link_to_host = r.link_to_host,
                    .link_to_device = r.link_to_device,
                    .host_memory = r.host_memory,
@@ -226,12 +220,12 @@ std::int64_t wanted_spare_buckets(const PlacementInputs& in, const Choice& choic
   if (in.spare_place_bytes > 0)
     places = std::min(places, static_cast<std::int64_t>(beyond(in.spare_budget, host_bytes) / in.spare_place_bytes));
   const SimulatedRun run = simulated_run(in, choice);
-  const double full = full_bytes(in),
+  const double full = in.bytes.update(),
                update = std::max(full / in.rates.host_adamw,  // an element
-                                 (full + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory);
+                                 (full + in.bytes.gradient + in.bytes.weight) / in.rates.host_memory);
   // The host may be quicker in the run than it was measured, and state over the link has half of it beside gradients.
   const double link = std::min(in.rates.link_to_host, in.rates.link_to_device) /
-                      (2 * (in.state_bytes + in.gradient_bytes)),
+                      (2 * (in.bytes.state + in.bytes.gradient)),
                rate = Judge::quicker_host / update + (choice.over_link ? link : 0);
   const double fillable = std::min(host_elements(run), backward_seconds_of(run) * rate);
   return std::min(places,
@@ -240,7 +234,7 @@ std::int64_t wanted_spare_buckets(const PlacementInputs& in, const Choice& choic
 
 // Returns what one place takes. State is pinned where it travels.
 std::size_t spare_table_bytes(const PlacementInputs& in, const Choice& choice) {
-  return choice.over_link || choice.residency.sends_masters() ? in.spare_table_bytes : 0;
+  return choice.over_link || choice.residency.send_masters ? in.spare_table_bytes : 0;
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace so {
 
 // Where bf16 and fp32 are changed into each other for a device that computes in bf16: by which of the two an element is
 // sooner through the link and the host's memory, both of which work at once. Both ways give the same bits; where they
-// are close, the host, whose way takes less pinned memory. `state_bytes` as in PlacementInputs.
+// are close, the host, whose way takes less pinned memory. `state_bytes`: ElementBytes::state.
 CastSide choose_cast(const MachineRates& rates, double state_bytes);
 
 // All that a run takes but its activations and the places for new state, if the device owns units [0, device_units).
@@ -37,9 +37,6 @@ struct Residency {
   int streamed_units = 0;
   int gathered_units = 0;     // of either owner, with several ranks, of which none stream
   bool send_masters = false;  // Counts'
-  bool casts_weights() const { return cast_weights; }
-  bool sends_masters() const { return send_masters; }
-  bool moves_gradients() const { return move_gradients; }
   auto operator<=>(const Residency&) const = default;
 };
 
@@ -107,13 +104,10 @@ struct PlacementInputs {
   Schedule schedule = Schedule::overlapped;
   std::int64_t micro_batches = 1;
   std::int64_t bucket_elements = 0;
-  double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
-  double stream_bytes = 2;                      // an element of weights that stream
-  bool gathers_together = true;                 // a unit's buckets in one call, else each by itself
-  double sum_bytes = 4;                         // an element of gradients as the model writes and adds them up
-  double rank_sum_bytes = 4;                    // an element of their sum over ranks
-  CastSide cast = CastSide::host;               // which the above are for
-  double state_bytes = 12;                      // an element: fp32 master weight and two moments
+  bool gathers_together = true;    // a unit's buckets in one call, else each by itself
+  ElementBytes bytes;              // with several ranks, `sum` is of their sums
+  double reduced_bytes = 4;        // an element of gradients as the model writes them, which ranks reduce
+  CastSide cast = CastSide::host;  // which `bytes` are for
   // The choices of what layers keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
   std::function<std::size_t(std::int64_t keep)> activation_bytes;       // on the device
