@@ -1,7 +1,6 @@
 #include "model/parameters.h"
 
 #include <numeric>
-#include <unordered_map>
 
 #include "base/error.h"
 
@@ -169,12 +168,7 @@ std::int64_t parameter_count(const DecoderSpec& spec) {
 
 ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayout& layout) {
   const Family& family = find_family(spec.architecture);
-  std::unordered_map<std::string_view, int> places;
-  for (int i = 0; i < layout.count(); ++i) places.emplace(layout.parameter(i).name, i);
-  const auto find = [&](Role role, std::int64_t layer = 0) {
-    const auto place = places.find(name_in(family, role, layer));
-    return place == places.end() ? -1 : place->second;
-  };
+  const auto find = [&](Role role, std::int64_t layer = 0) { return layout.find(name_in(family, role, layer)); };
   // A role, and how many parameters from it on are joined.
   struct Stored {
     Role role;

@@ -1,6 +1,7 @@
 #include "plan/plan_question.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -13,23 +14,43 @@
 namespace so {
 namespace {
 
-// Whether plan_training() would return, sooner than by calling it.
-bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                   const TrainingShape& shape, const RunRequest& request, WeightOrigin origin) {
+// Answers whether plan_training() would return for a run with this memory or that, sooner than by calling it.
+class Fitting {
+ public:
+  Fitting(const PlannedRun& run, const PlanKnobs& knobs) : run_(run), request_(knobs), shape_(run.shape(knobs)) {}
+  bool fits(const MemoryCaps& memory);
+
+ private:
+  const PlannedRun run_;
+  const RunRequest request_;
+  const TrainingShape shape_;
+  PlanningMachine machine_;
+  TrainingPlan plan_;
+  std::optional<TrainingPlacement> placement_;  // knows sizes, which do not depend on how much memory there is
+};
+
+bool Fitting::fits(const MemoryCaps& memory) {
+  machine_ = with_memory(run_.machine, memory);
   // Soon seen of a model that is far too large, whose plan would take long.
-  const NumberFormats formats = number_formats(request);
-  const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
-  const int gathered = most_gathered_units(request, layout, request.gpus);
-  if (room_of(machine).misfit(least_memory(layout, machine, formats, device_units, request.gpus, gathered)))
+  const NumberFormats formats = number_formats(request_);
+  const std::optional<int> device_units = requested_device_units(request_, run_.layout, *machine_.backend);
+  const int gathered = most_gathered_units(request_, run_.layout, request_.gpus);
+  if (room_of(machine_).misfit(least_memory(run_.layout, machine_, formats, device_units, request_.gpus, gathered)))
     return false;
   // Only a whole plan knows how much is to be locked.
-  const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
-  if (machine.device_memory && !lock_limited) {
-    TrainingPlan plan = begin_plan(layout, *machine.backend, shape, request);
-    return TrainingPlacement({spec, layout, machine, request, origin, training_advice}, plan).any();
+  const bool lock_limited = machine_.lockable && !(machine_.pins_beyond && machine_.pins_beyond(*machine_.lockable));
+  if (machine_.device_memory && !lock_limited) {
+    if (placement_) {
+      placement_->set_budgets();
+    } else {
+      plan_ = begin_plan(run_.layout, *machine_.backend, shape_, request_);
+      const PlacementQuestion question{run_.spec, run_.layout, machine_, request_, run_.origin, training_advice};
+      placement_.emplace(question, plan_);
+    }
+    return placement_->any();
   }
   try {
-    plan_training(spec, layout, machine, shape, request, origin);
+    plan_training(run_.spec, run_.layout, machine_, shape_, request_, run_.origin);
   } catch (const MemoryRefusal&) {
     return false;
   }
@@ -73,14 +94,17 @@ void require_state(const ParameterLayout& layout, const PlanningMachine& machine
 }  // namespace
 
 PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const OptionRows& rows) {
-  const auto call = [run](const PlanKnobs& knobs, const auto& plan) {
-    return plan(run.spec, run.layout, with_memory(run.machine, knobs.memory), run.shape(knobs), knobs, run.origin);
-  };
   PlanQuestion question;
   question.asked = {asked, {}};
   question.rows = &rows;
-  question.plan = [call](const PlanKnobs& knobs) { return call(knobs, plan_training); };
-  question.fits = [call](const PlanKnobs& knobs) { return call(knobs, training_fits); };
+  question.plan = [run](const PlanKnobs& knobs) {
+    return plan_training(run.spec, run.layout, with_memory(run.machine, knobs.memory), run.shape(knobs), knobs,
+                         run.origin);
+  };
+  question.fits = [run](const PlanKnobs& knobs) {
+    return
+        [fitting = std::make_shared<Fitting>(run, knobs)](const MemoryCaps& memory) { return fitting->fits(memory); };
+  };
   question.require_state = [run, asked] { require_state(run.layout, run.machine, asked); };
   question.there = {run.machine.device_memory, usable_host(run.machine).available};
   PlanningMachine whole = run.machine;

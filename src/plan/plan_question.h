@@ -26,7 +26,8 @@ struct PlannedRun {
 struct PlanQuestion {
   PlanKnobs asked;
   std::function<TrainingPlan(const PlanKnobs&)> plan;  // throws MemoryRefusal
-  std::function<bool(const PlanKnobs&)> fits;          // whether plan() would return, sooner; none: by calling it
+  // Whether plan() would return with such memory, whatever the knobs say of it, and sooner; none: by calling it.
+  std::function<std::function<bool(const MemoryCaps&)>(const PlanKnobs&)> fits;
   // Throws MemoryRefusal if weights, gradients and optimizer state alone, as they are asked for, exceed a memory.
   std::function<void()> require_state;
   const OptionRows* rows = nullptr;  // what the command has no option for is not proposed

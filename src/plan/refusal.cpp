@@ -87,9 +87,8 @@ class Search {
     return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
   }
   bool in_time() const { return thread_seconds() < end_; }
-  bool fits(const PlanKnobs& knobs) {
-    if (!in_time()) return false;  // nothing is proposed that was not seen to fit
-    if (q_.fits) return q_.fits(knobs);
+  bool plans(PlanKnobs knobs, const MemoryCaps& memory) const {
+    knobs.memory = memory;
     try {
       q_.plan(knobs);
       return true;
@@ -97,6 +96,13 @@ class Search {
       return false;
     }
   }
+  // Answers for any memory. Nothing is proposed that was not seen to fit.
+  std::function<bool(const MemoryCaps&)> fitting(const PlanKnobs& knobs) const {
+    std::function<bool(const MemoryCaps&)> fits;
+    if (q_.fits && in_time()) fits = q_.fits(knobs);
+    return [=, this](const MemoryCaps& memory) { return in_time() && (fits ? fits(memory) : plans(knobs, memory)); };
+  }
+  bool fits(const PlanKnobs& knobs) const { return fitting(knobs)(knobs.memory); }
   bool allowed(const char* option) const {
     const OptionSpec* spec = q_.rows->find(option);
     return spec && !(q_.results_fixed && spec->changes_results);
@@ -210,26 +216,27 @@ class Search {
   void memory(const PlanKnobs& from, const Options& before) {
     const auto device = [](MemoryCaps& caps) -> std::optional<std::size_t>& { return caps.device; };
     const auto host = [](MemoryCaps& caps) -> std::optional<std::size_t>& { return caps.host; };
-    const auto more_device = q_.there.device ? least_memory(from, device) : std::nullopt;
-    const auto more_host = least_memory(from, host);
+    const auto fits = fitting(from);
+    const auto more_device = q_.there.device ? least_memory(fits, from.memory, device) : std::nullopt;
+    const auto more_host = least_memory(fits, from.memory, host);
     if (more_device) add_memory(before, more_device, std::nullopt);
     if (more_host) add_memory(before, std::nullopt, more_host);
     if (more_device || more_host || !q_.there.device) return;
-    PlanKnobs knobs = from;
-    knobs.memory.host = most_memory;
-    const auto own = least_memory(knobs, device);
+    MemoryCaps caps = from.memory;
+    caps.host = most_memory;
+    const auto own = least_memory(fits, caps, device);
     if (!own) return;
-    knobs = from;
-    knobs.memory.device = own;
-    if (const auto of_host = least_memory(knobs, host)) add_memory(before, own, of_host);
+    caps = from.memory;
+    caps.device = own;
+    if (const auto of_host = least_memory(fits, caps, host)) add_memory(before, own, of_host);
   }
-  template <class Which>
-  std::optional<std::size_t> least_memory(PlanKnobs knobs, const Which& which) {
+  template <class Fits, class Which>
+  std::optional<std::size_t> least_memory(const Fits& fits, MemoryCaps caps, const Which& which) const {
     MemoryCaps there = q_.there;
     std::size_t bad = which(there).value_or(0), good = bad;
     const auto enough = [&](std::size_t bytes) {
-      which(knobs.memory) = bytes;
-      return fits(knobs);
+      which(caps) = bytes;
+      return fits(caps);
     };
     if (!enough(most_memory)) return std::nullopt;
     for (std::size_t more = std::max<std::size_t>(bad / 8, 1 << 20);; more *= 2) {

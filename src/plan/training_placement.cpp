@@ -158,14 +158,7 @@ void TrainingPlacement::set_sizes() {
   inputs_.memory = [this](const Choice& choice) { return state_memory(choice); };
   const MemoryPlan memory = state({.over_link = plan_.engine.placement.over_link});
   loading_floor_ = beyond(memory.total(MemoryKind::device), memory.total(MemoryKind::device, once_loaded));
-}
-
-void TrainingPlacement::set_budgets() {
-  inputs_.device_budget = *q_.machine.device_memory;
-  inputs_.host_budget = usable_host_budget(q_.machine);
-  inputs_.spare_budget = spare_budget(q_.machine);
   if (inputs_.schedule != Schedule::overlapped) return;
-  // The first place brings what all share.
   const auto places = [this](std::int64_t count) {
     return state({.over_link = plan_.engine.placement.over_link, .spare_buckets = count})
         .host_total(*q_.machine.backend);
@@ -173,7 +166,13 @@ void TrainingPlacement::set_budgets() {
   const std::size_t none = places(0), one = places(1), two = places(2);
   inputs_.spare_place_bytes = two - one;
   inputs_.spare_table_bytes = page_table_bytes(*q_.machine.backend, inputs_.spare_place_bytes);
-  inputs_.spare_budget = beyond(inputs_.spare_budget, beyond(one - none, inputs_.spare_place_bytes));
+  shared_by_places_ = beyond(one - none, inputs_.spare_place_bytes);
+}
+
+void TrainingPlacement::set_budgets() {
+  inputs_.device_budget = *q_.machine.device_memory;
+  inputs_.host_budget = usable_host_budget(q_.machine);
+  inputs_.spare_budget = beyond(spare_budget(q_.machine), shared_by_places_);
 }
 
 void TrainingPlacement::set_residencies() {
@@ -262,19 +261,22 @@ StateMemory TrainingPlacement::state_of_split(const Choice& choice) {
 // How many units stream or are gathered, if any, changes nothing but where their weights and gradients are: arithmetic.
 StateMemory TrainingPlacement::state_memory(const Choice& choice) {
   const int streamed = choice.residency.streamed_units, gathered = choice.residency.gathered_units;
-  Choice one = choice;
-  one.keep = one.spare_buckets = 0;
-  if (const auto known = states_.find(one); known != states_.end()) return known->second;
+  Choice whole = choice;
+  whole.keep = whole.spare_buckets = 0;
+  if (const auto known = states_.find(whole); known != states_.end()) return known->second;
+  Choice one = whole;
   one.residency.streamed_units = std::min(streamed, 1);
   one.residency.gathered_units = std::min(gathered, 1);
   const StateMemory found = state_of_split(one);
   if (streamed <= 1 && gathered <= 1) return found;
   const auto held = [this](const Choice& of) {
+    const auto [known, is_new] = held_.try_emplace(of);
+    if (!is_new) return known->second;
     EngineSettings settings = plan_.engine;
     set_choice(settings.placement, of);
-    return held_memory(q_.layout, settings);
+    return known->second = held_memory(q_.layout, settings);
   };
-  const HeldMemory all = held(choice), first = held(one);
+  const HeldMemory all = held(whole), first = held(one);
   const std::size_t more = all.pinned - first.pinned;
   return {found.device_bytes + all.device - first.device + page_table_bytes(*q_.machine.backend, more),
           found.host_bytes + more};

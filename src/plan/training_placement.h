@@ -45,6 +45,8 @@ class TrainingPlacement {
 
   // Whether choose() would return, sooner than by calling it.
   bool any();
+  // Takes how much memory there is from the question's machine, which may have changed.
+  void set_budgets();
   // Chooses for `plan`: owners, places, residency, the expected step and its reasons. Throws MemoryRefusal.
   void choose();
 
@@ -55,7 +57,6 @@ class TrainingPlacement {
   void apply_unit_factors();
   void set_cast(PlacementInputs& inputs, CastSide side) const;
   void set_sizes();
-  void set_budgets();
   void set_residencies();
   // Whether all state may be pinned: a machine that counts what is pinned has no room for that.
   bool may_pin_state() const;
@@ -81,7 +82,9 @@ class TrainingPlacement {
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
+  std::size_t shared_by_places_ = 0;               // host memory that comes with the first place for new state
   std::map<Choice, StateMemory> states_;
+  std::map<Choice, HeldMemory> held_;
   PlacementInputs inputs_;
 };
 

@@ -78,7 +78,7 @@ std::vector<PlanChange> changes_of(const Planned& planned) {
   try {
     question.plan(planned.asked);
   } catch (const MemoryRefusal&) {
-    EXPECT_FALSE(question.fits(planned.asked));
+    EXPECT_FALSE(question.fits(planned.asked)(planned.asked.memory));
     const std::vector<PlanChange> changes = find_changes(question);
     EXPECT_FALSE(changes.empty());
     for (const PlanChange& change : changes) {
@@ -93,9 +93,9 @@ std::vector<PlanChange> changes_of(const Planned& planned) {
       if (names(change, "device_memory")) *more.memory.device = *more.memory.device / 100 * 98;
       if (names(change, "host_memory")) *more.memory.host = *more.memory.host / 100 * 98;
       if (change.options.size() == 1 && (more.batch_size > 1 || more.memory.host || more.memory.device)) {
-        EXPECT_EQ(question.fits(more), more.batch_size == planned.asked.batch_size &&
-                                           more.max_length == planned.asked.max_length && !more.memory.host &&
-                                           !more.memory.device)
+        EXPECT_EQ(question.fits(more)(more.memory), more.batch_size == planned.asked.batch_size &&
+                                                        more.max_length == planned.asked.max_length &&
+                                                        !more.memory.host && !more.memory.device)
             << "the smallest change";
       }
     }
@@ -205,8 +205,7 @@ TEST(PlanChanges, AreSoughtNoLongerThanAllowed) {
   PlanQuestion question = large.question();
   int asked = 0;
   question.fits = [&, fits = question.fits](const PlanKnobs& knobs) {
-    ++asked;
-    return fits(knobs);
+    return [&asked, fits = fits(knobs)](const MemoryCaps& memory) { return ++asked, fits(memory); };
   };
   EXPECT_FALSE(find_changes(question).empty());
   EXPECT_GT(asked, 0);

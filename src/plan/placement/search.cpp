@@ -196,18 +196,21 @@ std::optional<Choice> fitting_choice(const PlacementInputs& in) {
     choice.keep = keep;
     return choice;
   };
-  if (const auto left = most_left(in, 0))
-    for (std::int64_t keep = std::ssize(in.keeps) - 1; keep >= 0; --keep)
-      if (in.kept_on_host(keep) == 0 && in.activation_bytes(keep) <= left->bytes) return with(left->choice, keep);
+  const std::optional<Left> most = most_left(in, 0);
+  if (!most) return std::nullopt;
+  for (std::int64_t keep = std::ssize(in.keeps) - 1; keep >= 0; --keep)
+    if (in.kept_on_host(keep) == 0 && in.activation_bytes(keep) <= most->bytes) return with(most->choice, keep);
   // What keeps the least of the device's memory, by what it takes of the host's.
   std::map<std::size_t, std::int64_t> keeps;
   for (std::int64_t keep = 0; keep < std::ssize(in.keeps); ++keep) {
     std::int64_t& least = keeps.try_emplace(in.kept_on_host(keep), keep).first->second;
     if (in.activation_bytes(keep) < in.activation_bytes(least)) least = keep;
   }
-  for (const auto& [host_bytes, keep] : keeps)
+  for (const auto& [host_bytes, keep] : keeps) {
+    if (in.activation_bytes(keep) > most->bytes) continue;  // nor is more left where inputs take memory of the host
     if (const auto left = most_left(in, host_bytes); left && in.activation_bytes(keep) <= left->bytes)
       return with(left->choice, keep);
+  }
   return std::nullopt;
 }
 
