@@ -30,12 +30,16 @@ ContainedFiles::ContainedFiles(const fs::path& directory) : directory_(directory
   std::error_code error;
   root_ = fs::canonical(directory, error);
   if (error) fail_io("open directory", directory, error.value());
-  for (fs::path at = root_; at.has_relative_path(); at = at.parent_path())
-    if (at.parent_path().filename() == "snapshots") blobs_ = at.parent_path().parent_path() / "blobs";
+  for (fs::path at = root_; repository_.empty() && at.has_relative_path(); at = at.parent_path())
+    if (at.parent_path().filename() == "snapshots") repository_ = at.parent_path().parent_path();
 }
 
 bool ContainedFiles::holds(const fs::path& file) const {
-  if (!blobs_.empty() && file.parent_path() == blobs_ && is_blob_name(file.filename().native())) return true;
+  const std::string name = file.filename().string();
+  if (!repository_.empty() && is_blob_name(name)) {
+    if (file.parent_path() == repository_ / "blobs") return true;
+    if (file.parent_path() == repository_.parent_path() / "blobs" / name.substr(0, 2)) return true;
+  }
   return std::mismatch(root_.begin(), root_.end(), file.begin(), file.end()).first == root_.end();
 }
 

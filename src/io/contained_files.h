@@ -11,9 +11,10 @@
 namespace so {
 
 // The directory itself may be given by a link. Links inside it may lead to what lies below it. In a snapshot of a
-// Hugging Face cache, REPOSITORY/snapshots/REVISION, they may also lead to REPOSITORY/blobs/HASH: a regular file right
-// there, whose name is 40 or 64 hexadecimal digits. Where a link leads is asked of the file that was opened, so a link
-// that changes meanwhile is no way out.
+// Hugging Face cache, REPOSITORY/snapshots/REVISION, they may also lead to REPOSITORY/blobs/HASH, or to what the
+// cache's repositories share, blobs/HA/HASH beside REPOSITORY: a regular file right there, whose name is 40 or 64
+// hexadecimal digits. Where a link leads is asked of the file that was opened, so a link that changes meanwhile is no
+// way out.
 class ContainedFiles {
  public:
   explicit ContainedFiles(const std::filesystem::path& directory);
@@ -25,7 +26,7 @@ class ContainedFiles {
   bool holds(const std::filesystem::path& file) const;
 
   std::filesystem::path directory_, root_;  // as it was given, and without links
-  std::filesystem::path blobs_;             // empty: it is no snapshot
+  std::filesystem::path repository_;        // empty: it is no snapshot
 };
 
 // All of an open file; one larger than `max_bytes` is an Error.

@@ -227,6 +227,24 @@ TEST_F(DownloadCache, LinksToBlobsAreFollowed) {
   }
 }
 
+// From version 2 of huggingface_hub on: models--a--b/blobs/HASH -> ../../blobs/HA/HASH, which other repositories share.
+TEST_F(DownloadCache, LinksToWhatRepositoriesShareAreFollowed) {
+  const fs::path file = snapshot() / "tokenizer.json", blob = blobs() / fs::read_symlink(file).filename();
+  const std::string hash(64, 'c');
+  const auto share = [&](const fs::path& folder) {
+    fs::create_directories(directory_ / folder);
+    fs::rename(fs::canonical(file), directory_ / folder / hash);
+    fs::remove(blob);
+    fs::create_symlink("../.." / folder / hash, blob);
+  };
+  share("blobs/cc");
+  EXPECT_EQ(HfDirectory(snapshot()).auxiliary_files(), std::vector<std::string>{"tokenizer.json"});
+  for (const char* folder : {"blobs/cd", "blobs", "blobs/cc/cc", "other/cc"}) {
+    share(folder);
+    expect_error([&] { HfDirectory{snapshot()}; }, {"tokenizer.json is a link out of its directory"});
+  }
+}
+
 TEST_F(DownloadCache, NoOtherLinkOutOfItIs) {
   write_file(directory_ / "secret", "mine");
   write_file(blobs() / "notes", "mine");
