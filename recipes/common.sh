@@ -12,17 +12,18 @@ refuse() {
 
 usage() {
   cat <<TEXT
-usage: MODEL_DIR=DIR DATA=FILE $(basename -- "$0") superoffload|zerooffload [BATCH_SIZE] [OPTION...]
+usage: [MODEL_DIR=DIR] DATA=FILE $(basename -- "$0") superoffload|zerooffload [BATCH_SIZE] [OPTION...]
 
 Fine-tunes all parameters of $model_id, published for $gpus GPU(s), in bf16 with activation checkpointing. The
 mode says when the CPU steps its share of the optimizer: superoffload, beside the GPU's work; zerooffload, after
 backward. BATCH_SIZE is in rows of each GPU and 4 unless given. Options are those of superoffload train: --dry_run says what would
-be done and whether it fits, --resume goes on. superoffload bench step --config MODEL_DIR measures steps of random tokens.
+be done and whether it fits, --resume goes on. superoffload bench step --config $model_id measures steps of random tokens.
 
 superoffload doctor says what the machine costs and how to mend it; on a superchip docs/superchips.md goes first.
 
-MODEL_DIR     the model's directory: hf download $model_id --local-dir DIR
-DATA          records to train on: Alpaca's JSON (alpaca_data.json of tatsu-lab/alpaca) or what docs/data.md lists
+MODEL_DIR     the model's directory, or its name on the Hugging Face hub; $model_id unless given, which has to be
+              in the Hugging Face cache: hf download $model_id
+DATA          records to train on: Alpaca's JSON, a data set of the hub (tatsu-lab/alpaca) or what docs/data.md lists
 OUTPUT_DIR    where the trained model goes; ${name}_MODE_output unless given. The DeepSpeed JSON lies beside it
 MAX_LENGTH    longest sequence in tokens; 4096 unless given
 MICRO_BATCHES in how many micro-batches the BATCH_SIZE rows of a step go, which takes less memory; 1 unless given
@@ -81,11 +82,11 @@ finetune() {
     *[!0-9]* | 0*) refuse "the batch size '$1' is not a positive number of rows" ;;
     *) batch_size=$1 && shift ;;
   esac
-  [ -n "${MODEL_DIR:-}" ] ||
-    refuse "set MODEL_DIR to the model's directory: hf download $model_id --local-dir DIR, then MODEL_DIR=DIR"
-  [ -f "$MODEL_DIR/config.json" ] || refuse "MODEL_DIR=$MODEL_DIR holds no config.json: it is no model directory"
-  [ -n "${DATA:-}" ] || refuse "set DATA to a file of records, as alpaca_data.json of tatsu-lab/alpaca"
-  [ -f "$DATA" ] || refuse "DATA=$DATA: no such file"
+  model=${MODEL_DIR:-$model_id}
+  if [ -d "$model" ] && [ ! -f "$model/config.json" ]; then
+    refuse "MODEL_DIR=$model holds no config.json: it is no model directory"
+  fi
+  [ -n "${DATA:-}" ] || refuse "set DATA to records to train on, as a file, or a data set of the hub: tatsu-lab/alpaca"
   ranks=${GPUS:-$gpus}
   case $ranks in
     *[!0-9]* | 0*) refuse "GPUS=$ranks is no number of GPUs" ;;
@@ -103,7 +104,7 @@ finetune() {
   mkdir -p "$(dirname -- "$output")"
   config=${output}_deepspeed.json
   deepspeed_config >"$config"
-  exec "$program" train --gpus "$ranks" --model "$MODEL_DIR" --data "$DATA" --output_dir "$output" --deepspeed_config "$config" \
+  exec "$program" train --gpus "$ranks" --model "$model" --data "$DATA" --output_dir "$output" --deepspeed_config "$config" \
     --batch_size $((batch_size / micro_batches)) --max_length "${MAX_LENGTH:-4096}" --activation_checkpointing --num_train_epochs 1 \
     --lr 1e-5 --warmup 0.05 --weight_decay 0.01 --seed 42 --log_interval 1 "$@"
 }

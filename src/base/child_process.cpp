@@ -76,24 +76,61 @@ class SpawnSettings {
   posix_spawnattr_t attributes_{};
 };
 
+// Throws std::system_error where the program cannot be started.
+pid_t spawn(const std::vector<std::string>& command, const SpawnSettings& settings,
+            std::vector<std::string> variables) {
+  const std::optional<std::filesystem::path> program = find_program(command.at(0));
+  if (!program) throw std::system_error(ENOENT, std::generic_category(), command[0]);
+  std::vector<std::string> words = command;
+  // Python looks for its library beside the program that it was started as, in PATH if that is no path.
+  words[0] = program->string();
+  pid_t pid = -1;
+  const int error = ::posix_spawn(&pid, program->c_str(), settings.files(), settings.attributes(),
+                                  pointers_to(words).data(), pointers_to(variables).data());
+  if (error != 0) throw std::system_error(error, std::generic_category(), command[0]);
+  return pid;
+}
+
+int exit_code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
+// Signals that end a program and are not ignored, held back in this thread to be waited for, and a child's end.
+class HeldSignals {
+ public:
+  HeldSignals() {
+    sigemptyset(&held_);
+    sigaddset(&held_, SIGCHLD);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      struct sigaction action {};
+      if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&held_, signal);
+    }
+    ::pthread_sigmask(SIG_BLOCK, &held_, &before_);
+  }
+  ~HeldSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+
+  // The next of them, or 0 after a second.
+  int wait() const {
+    constexpr timespec second{1, 0};
+    const int signal = ::sigtimedwait(&held_, nullptr, &second);
+    return signal < 0 || signal == SIGCHLD ? 0 : signal;
+  }
+
+ private:
+  sigset_t held_{}, before_{};
+};
+
 }  // namespace
 
 ChildProcess::ChildProcess(const std::vector<std::string>& command) : name_(command.at(0)) {
-  const std::optional<std::filesystem::path> program = find_program(name_);
-  if (!program) throw std::system_error(ENOENT, std::generic_category(), name_);
   Pipe requests, answers;
   messages_ = ::memfd_create("messages", MFD_CLOEXEC);
   if (messages_ < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
-  const SpawnSettings settings(requests.read, answers.write, messages_);
-  std::vector<std::string> words = command, variables = environment_of_programs();
-  // Python looks for its library beside the program that it was started as, in PATH if that is no path.
-  words[0] = program->string();
-  const int error = ::posix_spawn(&pid_, program->c_str(), settings.files(), settings.attributes(),
-                                  pointers_to(words).data(), pointers_to(variables).data());
-  if (error != 0) {
-    pid_ = -1;
+  try {
+    pid_ = spawn(command, SpawnSettings(requests.read, answers.write, messages_), environment_of_programs());
+  } catch (...) {
     close_descriptor(messages_);
-    throw std::system_error(error, std::generic_category(), name_);
+    throw;
   }
   input_ = std::exchange(requests.write, -1);
   output_ = std::exchange(answers.read, -1);
@@ -154,7 +191,7 @@ int ChildProcess::wait() {
     int status = 0;
     while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) continue;
     pid_ = -1;
-    code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    code_ = exit_code_of(status);
   }
   return code_;
 }
@@ -177,6 +214,26 @@ std::string ChildProcess::last_message() const {
   while (!message.empty() && message.back() == '\n') message.remove_suffix(1);
   if (const std::size_t line = message.rfind('\n'); line != std::string_view::npos) message.remove_prefix(line + 1);
   return printable(message, kept);
+}
+
+int run_to_its_end(const std::vector<std::string>& command, std::vector<std::string> variables) {
+  Pipe nothing;
+  close_descriptor(nothing.write);
+  int status = 0, received = 0;
+  {
+    const HeldSignals signals;
+    const pid_t pid = spawn(command, SpawnSettings(nothing.read, STDERR_FILENO, STDERR_FILENO), std::move(variables));
+    while (true) {
+      const pid_t ended = ::waitpid(pid, &status, WNOHANG);
+      if (ended == pid || (ended < 0 && errno != EINTR)) break;
+      if (const int signal = signals.wait(); signal != 0) {
+        received = signal;
+        ::kill(pid, signal);
+      }
+    }
+  }
+  if (received != 0) ::raise(received);
+  return exit_code_of(status);
 }
 
 }  // namespace so

@@ -55,4 +55,10 @@ class ChildProcess {
   std::string read_ahead_;
 };
 
+// Runs a program to its end, with `variables` as its environment and otherwise as above, but that it has nothing to
+// read and that all it says goes to our standard error. SIGINT, SIGTERM and SIGHUP that reach this process meanwhile
+// are passed on to it, and when it has ended take effect here too. Returns its exit code, or 128 and the number of the
+// signal that ended it. Throws std::system_error as the constructor. No other thread may run that takes these signals.
+int run_to_its_end(const std::vector<std::string>& command, std::vector<std::string> variables);
+
 }  // namespace so

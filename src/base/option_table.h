@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/hub_use.h"
 
 namespace so {
 
@@ -72,11 +73,12 @@ struct OptionSpec {
   std::vector<std::string> foreign_names;  // what other programs call it; only to suggest the right name
   std::vector<std::pair<std::string, std::string>> foreign_values;  // what others call a choice, and its name here
   bool is_required = false;
-  bool is_file_only = false;     // set by the DeepSpeed file, not on the command line
-  bool changes_results = false;  // a resumed run must have the same value
-  bool may_change = false;       // or another one from then on, where that is asked for by name
-  bool may_be_unset = false;     // the member is a std::optional
-  bool is_list = false;          // a text with commas between its items
+  bool is_file_only = false;      // set by the DeepSpeed file, not on the command line
+  bool changes_results = false;   // a resumed run must have the same value
+  bool may_change = false;        // or another one from then on, where that is asked for by name
+  bool may_be_unset = false;      // the member is a std::optional
+  bool is_list = false;           // a text with commas between its items
+  HubUse hub_use = HubUse::none;  // else a text may name a repository in place of a path (commands/program/hub_ids.h)
 
   std::function<OptionValue(const OptionSpec&, const void*)> read;
   std::function<void(const OptionSpec&, void*, const OptionValue&)> write;
@@ -148,6 +150,10 @@ struct OptionSpec {
   }
   OptionSpec& list() {
     is_list = true;
+    return *this;
+  }
+  OptionSpec& hub(HubUse use) {
+    hub_use = use;
     return *this;
   }
   OptionSpec& file_only() {

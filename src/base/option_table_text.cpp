@@ -56,6 +56,12 @@ std::string placeholder(const OptionSpec& spec) {
   return {};
 }
 
+std::string help_of(const OptionSpec& spec) {
+  if (spec.hub_use == HubUse::none) return spec.help;
+  return fmt::format("{}; or ORG/NAME[@REVISION], a {} in the Hugging Face cache", spec.help,
+                     spec.hub_use == HubUse::data ? "data set" : "model");
+}
+
 // "(bytes; > 0; default 67108864)"
 std::string remarks(const OptionSpec& spec) {
   std::vector<std::string> parts;
@@ -117,7 +123,7 @@ std::string option_synopsis(const OptionSpec& spec) {
   return fmt::format("--{} {}", spec.name, placeholder(spec));
 }
 
-std::string option_meaning(const OptionSpec& spec) { return spec.help + " " + remarks(spec); }
+std::string option_meaning(const OptionSpec& spec) { return help_of(spec) + " " + remarks(spec); }
 
 std::string describe_values(const OptionSpec& spec) {
   switch (spec.kind) {
@@ -217,7 +223,7 @@ std::string markdown_text(const OptionRows& rows) {
     if (!spec.aliases.empty()) details.push_back(fmt::format("also `--{}`", fmt::join(spec.aliases, "`, `--")));
     std::vector<std::string> keys;
     for (const std::string& key : spec.deepspeed_keys) keys.push_back("`" + key + "`");
-    out += fmt::format("| `{}` | {}{} | {} | {} | {} |\n", cell(option_synopsis(spec)), cell(spec.help),
+    out += fmt::format("| `{}` | {}{} | {} | {} | {} |\n", cell(option_synopsis(spec)), cell(help_of(spec)),
                        details.empty() ? "" : cell(fmt::format(" ({})", fmt::join(details, "; "))),
                        cell(default_text(spec)), spec.default_origin, fmt::join(keys, ", "));
   }

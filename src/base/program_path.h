@@ -21,6 +21,9 @@ std::optional<std::filesystem::path> find_program(std::string_view name);
 // As execve() and its like want arguments and environments: pointers to the words, and a null behind them.
 std::vector<char*> pointers_to(std::vector<std::string>& words);
 
+// As a shell takes it for one word.
+std::string shell_word(const std::string& text);
+
 // This process's environment for another program, as NAME=VALUE: PATH and LD_LIBRARY_PATH have absolute entries alone.
 std::vector<std::string> environment_of_programs();
 

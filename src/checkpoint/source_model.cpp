@@ -40,7 +40,8 @@ bool has_weight_files(const std::filesystem::path& directory) {
 
 DecoderSpec read_spec(const std::filesystem::path& directory, const RopeRequest& rope) {
   if (!is_directory_path(directory))
-    fail("{}: no such directory; --model takes a Hugging Face model directory", directory.string());
+    fail("{}: no such directory; --model takes a Hugging Face model directory, or ORG/NAME of one in the hub's cache",
+         directory.string());
   const std::string config = (directory / "config.json").string();
   if (rope.kind == RopeExtension::automatic && !rope.factor) return read_decoder_spec(directory / "config.json");
   read_decoder_spec(directory / "config.json");  // whose complaints come first

@@ -22,7 +22,7 @@
 namespace so {
 namespace {
 
-struct ChatOptions : ChatTemplateOption, AnswerOptions, ComputeOptions, MessageOptions {
+struct ChatOptions : HubOptions, ChatTemplateOption, AnswerOptions, ComputeOptions, MessageOptions {
   std::string model;
   std::optional<std::string> system;
   std::int64_t max_length = 4096;
@@ -37,7 +37,9 @@ OptionTable<ChatOptions> chat_table() {
   t.add("model", &O::model, "Hugging Face model directory: config.json, tokenizer, safetensors")
       .metavar("DIR")
       .required()
+      .hub(HubUse::weights)
       .elsewhere("model_name_or_path");
+  t.take(hub_rows());
   t.borrow(chat_template_rows(), ours);
   t.add("system", &O::system, "A system message that the conversation begins with").default_from(ours);
   t.add("max_length", &O::max_length, "Most tokens of the conversation, or the model's limit where that is lower")

@@ -32,7 +32,8 @@
 namespace so {
 namespace {
 
-struct EvalOptions : RowOptions,
+struct EvalOptions : HubOptions,
+                     RowOptions,
                      RecordOptions,
                      ChatTemplateOption,
                      JsonOption,
@@ -51,12 +52,15 @@ OptionTable<EvalOptions> eval_table() {
   t.add("model", &O::model, "Hugging Face model directory: config.json, tokenizer, safetensors")
       .metavar("DIR")
       .required()
+      .hub(HubUse::weights)
       .elsewhere("model_name")
       .elsewhere("model_name_or_path");
   t.add("data", &O::data, "Records whose loss is measured; several files as train takes them")
       .metavar("FILE")
       .required()
+      .hub(HubUse::data)
       .elsewhere("eval_data");
+  t.take(hub_rows());
   t.borrow(row_rows(), train);
   t.row("batch_size").help = "Rows at a time, of each rank";
   t.borrow(chat_template_rows(), train);

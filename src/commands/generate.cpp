@@ -24,7 +24,13 @@
 namespace so {
 namespace {
 
-struct GenerateOptions : TextOptions, ChatTemplateOption, JsonOption, AnswerOptions, ComputeOptions, MessageOptions {
+struct GenerateOptions : HubOptions,
+                         TextOptions,
+                         ChatTemplateOption,
+                         JsonOption,
+                         AnswerOptions,
+                         ComputeOptions,
+                         MessageOptions {
   std::string model;
   std::string prompt;                      // exactly one of prompt, prompt_file and messages is given
   std::optional<std::string> prompt_file;  // "-": standard input
@@ -43,8 +49,10 @@ OptionTable<GenerateOptions> generate_table() {
   t.add("model", &O::model, "Hugging Face model directory: config.json, tokenizer, safetensors")
       .metavar("DIR")
       .required()
+      .hub(HubUse::weights)
       .elsewhere("model_name")
       .elsewhere("model_name_or_path");
+  t.take(hub_rows());
   t.add("prompt", &O::prompt, "Text to continue").default_from(ours);
   t.add("prompt_file", &O::prompt_file, "File with the text to continue; - is standard input")
       .metavar("FILE")

@@ -47,6 +47,7 @@ OptionTable<InitOptions> init_table() {
   add_config_row(t, &O::config).required();
   t.add("tokenizer", &O::tokenizer, "Directory whose tokenizer files are copied along")
       .metavar("DIR")
+      .hub(HubUse::small_files)
       .default_from(ours);
   t.add("output_dir", &O::output_dir, "Model directory to write").metavar("DIR").required();
   t.add(

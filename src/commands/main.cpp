@@ -13,6 +13,7 @@
 #include "base/program_path.h"
 #include "base/standard_streams.h"
 #include "commands/program/guard.h"
+#include "commands/program/hub_ids.h"
 #include "commands/program/parse.h"
 #include "commands/program/rank_run.h"
 #include "commands/program/terminate.h"
@@ -27,7 +28,9 @@ int show(const std::string& text) {
 
 int run(const RankRun& ranks, const std::vector<std::string>& arguments) {
   const ParsedCommand parsed = parse_command_line(arguments, ranks.ranks());
-  return parsed.command ? ranks.run(parsed, arguments) : show(parsed.text);
+  if (!parsed.command) return show(parsed.text);
+  use_hub_snapshots({*parsed.command->rows, parsed.options.get()}, ranks.rank(), ranks.ranks());
+  return ranks.run(parsed, arguments);
 }
 
 // A result that did not reach standard output is a failure, whatever the command thinks, unless its reader has gone.

@@ -39,7 +39,7 @@
 namespace so {
 namespace {
 
-struct PlanOptions : StepOptions, ParameterOptions, DtypeOption, JsonOption, MessageOptions {
+struct PlanOptions : HubOptions, StepOptions, ParameterOptions, DtypeOption, JsonOption, MessageOptions {
   PlanOptions() { max_length = 4096; }
   std::string model;              // a directory, a config.json or a preset
   std::string hardware = "h200";  // a file, or the key of a known machine
@@ -58,7 +58,9 @@ OptionTable<PlanOptions> plan_table() {
   t.add("model", &O::model, "Hugging Face model directory, a config.json, or a preset: " + names_of(model_presets()))
       .metavar("DIR|FILE|PRESET")
       .required()
+      .hub(HubUse::config)
       .elsewhere("config");
+  t.take(hub_rows());
   t.borrow(step_rows(), train);
   t.row("batch_size").help = "Rows of a micro-batch";
   t.row("max_length").help = "Tokens a row";

@@ -17,6 +17,7 @@ auto& add_config_row(OptionTable<S>& table, Member member) {
       .add("config", member,
            "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
       .metavar("FILE|DIR|PRESET")
+      .hub(HubUse::config)
       .elsewhere("model");
 }
 

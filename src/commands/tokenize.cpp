@@ -21,7 +21,7 @@
 namespace so {
 namespace {
 
-struct TokenizeOptions : TextOptions, ChatTemplateOption, JsonOption, MessageOptions {
+struct TokenizeOptions : HubOptions, TextOptions, ChatTemplateOption, JsonOption, MessageOptions {
   std::string model;
   std::string text;  // exactly one of text, file, from_stdin, decode and show is given
   std::optional<std::string> file;
@@ -40,7 +40,12 @@ OptionTable<TokenizeOptions> tokenize_table() {
   using O = TokenizeOptions;
   OptionTable<O> t;
   t.group("Tokenizer and input");
-  t.add("model", &O::model, "Directory with the tokenizer's files").metavar("DIR").required().elsewhere("tokenizer");
+  t.add("model", &O::model, "Directory with the tokenizer's files")
+      .metavar("DIR")
+      .required()
+      .hub(HubUse::small_files)
+      .elsewhere("tokenizer");
+  t.take(hub_rows());
   t.add("text", &O::text, "Text to encode").default_from(ours);
   t.add("file", &O::file, "File whose content is encoded").metavar("FILE").default_from(ours);
   t.add("stdin", &O::from_stdin, "Encode standard input").default_from(ours);
@@ -54,6 +59,7 @@ OptionTable<TokenizeOptions> tokenize_table() {
   t.add("show", &O::show,
         "Data of which a record is shown, as train makes it, with what is trained marked; a file, or as train's data")
       .metavar("FILE")
+      .hub(HubUse::data)
       .default_from(ours)
       .elsewhere("data");
   t.add("record", &O::record, "Which record of the data").at_least(1).default_from(ours);

@@ -28,6 +28,7 @@ OptionTable<VerifyOptions> verify_table() {
   t.add("dir", &O::dir, "Model directory, checkpoint, or output directory with several; --dir itself may be left out")
       .metavar("DIR")
       .required()
+      .hub(HubUse::weights)
       .elsewhere("model")
       .elsewhere("output_dir");
   t.group("Result");

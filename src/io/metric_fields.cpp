@@ -8,7 +8,7 @@ namespace {
 constexpr MetricField field_table[] = {
     {"start", "step", "", "steps done before: 0, or that of the checkpoint resumed from"},
     {"start", "start.program", "", "the program's version"},
-    {"start", "start.model", "", "`--model`"},
+    {"start", "start.model", "", "`--model`; of a snapshot in a Hugging Face cache `ORG/NAME@COMMIT`"},
     {"start", "start.device", "", "where forward and backward run"},
     {"start", "start.ranks", "", "processes that share the run"},
     {"start", "start.total_steps", "", "steps of the whole run"},

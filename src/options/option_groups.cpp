@@ -44,6 +44,16 @@ OptionTable<JsonOption> make_json() {
   return t;
 }
 
+OptionTable<HubOptions> make_hub() {
+  OptionTable<HubOptions> t;
+  t.add(
+       "download", &HubOptions::download,
+       "Fetch what the Hugging Face cache lacks of a model or data set that is named as ORG/NAME, by huggingface_hub's "
+       "hf download. Without it nothing is fetched")
+      .default_from(ours);
+  return t;
+}
+
 OptionTable<ThreadOption> make_threads() {
   OptionTable<ThreadOption> t;
   t.add("cpu_threads", &ThreadOption::cpu_threads, "Threads for host work")
@@ -384,6 +394,10 @@ const OptionTable<MessageOptions>& message_rows() {
 }
 const OptionTable<JsonOption>& json_rows() {
   static const auto rows = make_json();
+  return rows;
+}
+const OptionTable<HubOptions>& hub_rows() {
+  static const auto rows = make_hub();
   return rows;
 }
 const OptionTable<ThreadOption>& thread_rows() {

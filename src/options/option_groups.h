@@ -19,6 +19,11 @@ struct JsonOption {
   bool json = false;
 };
 
+// Whether a repository of the Hugging Face hub that an option names is fetched where the cache lacks it.
+struct HubOptions {
+  bool download = false;
+};
+
 struct DtypeOption {
   Precision dtype = Precision::automatic;
 };
@@ -109,6 +114,7 @@ struct RunFileOptions {
 const OptionTable<RunFileOptions>& run_file_rows();
 const OptionTable<MessageOptions>& message_rows();
 const OptionTable<JsonOption>& json_rows();
+const OptionTable<HubOptions>& hub_rows();
 const OptionTable<ThreadOption>& thread_rows();
 const OptionTable<DtypeOption>& dtype_rows();
 const OptionTable<ComputeOptions>& compute_rows();

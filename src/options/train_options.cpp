@@ -20,6 +20,7 @@ void add_model_and_data(OptionTable<O>& t) {
   t.add("model", &O::model, "Hugging Face model directory to start from: config.json, tokenizer, safetensors")
       .metavar("DIR")
       .required()
+      .hub(HubUse::weights)
       .also("model_name_or_path")
       .elsewhere("model_name")
       .elsewhere("base_model");
@@ -30,6 +31,7 @@ void add_model_and_data(OptionTable<O>& t) {
       .metavar("FILE")
       .list()
       .required()
+      .hub(HubUse::data)
       .also("train_file")
       .elsewhere("dataset")
       .elsewhere("datasets")
@@ -48,11 +50,13 @@ void add_model_and_data(OptionTable<O>& t) {
   t.add("eval_data", &O::eval_data, "Held-out records whose loss is reported; as data")
       .metavar("FILE")
       .list()
+      .hub(HubUse::data)
       .default_from(ours)
       .also("validation_file")
       .elsewhere("eval_dataset")
       .elsewhere("test_datasets")
       .elsewhere("eval_file");
+  t.take(hub_rows());
   t.add("validation_split", &O::validation_split,
         "Hold out records of data, drawn by seed, and report their loss, in place of eval_data: below 1 a share of "
         "them, else a number")

@@ -82,6 +82,7 @@ struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions, BestModelOpt
 // Meanings, ranges and units are in the table.
 struct TrainOptions : RunFileOptions,
                       InputOptions,
+                      HubOptions,
                       RopeOptions,
                       RecordOptions,
                       ChatTemplateOption,

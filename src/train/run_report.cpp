@@ -5,7 +5,9 @@
 #include <chrono>
 #include <utility>
 
+#include "base/program_path.h"
 #include "base/quantities.h"
+#include "io/hub_cache.h"
 #include "model/parameters.h"
 #include "offload/schedule/placement.h"
 #include "plan/plan_comparison.h"
@@ -22,15 +24,6 @@ std::string parameters_text(std::int64_t parameters) {
   return n >= 1e9 ? fmt::format("{:.4g} B", n / 1e9) : fmt::format("{:.4g} M", n / 1e6);
 }
 
-// As a shell takes it for one word.
-std::string shell_word(const std::string& text) {
-  constexpr std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./,:=@%";
-  if (!text.empty() && text.find_first_not_of(plain) == std::string::npos) return text;
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
-  return word + "'";
-}
-
 }  // namespace
 
 std::string state_text(double host_share) {
@@ -40,7 +33,7 @@ std::string state_text(double host_share) {
 }
 
 std::string model_line(const std::string& directory, const DecoderSpec& spec, DType dtype, const Device& device) {
-  return fmt::format("model: {}: {}, {} parameters, {} on {}", directory, spec.architecture,
+  return fmt::format("model: {}: {}, {} parameters, {} on {}", title_of_model(directory), spec.architecture,
                      parameters_text(parameter_count(spec)), name_of(dtype), device.name());
 }
 
@@ -88,11 +81,11 @@ std::string figures_line(std::span<const PlannedFigure> figures) {
   return "measured: " + line;
 }
 
-RunFacts run_facts(std::string model, const TrainingPlan& plan, const Device& device, OptionsView options,
+RunFacts run_facts(const std::string& model, const TrainingPlan& plan, const Device& device, OptionsView options,
                    const OptionOrigins& origins, std::int64_t total_steps) {
   RunFacts facts;
   facts.program = SO_VERSION;
-  facts.model = std::move(model);
+  facts.model = title_of_model(model);
   facts.device = device.name();
   facts.ranks = plan.shape.ranks;
   facts.total_steps = total_steps;

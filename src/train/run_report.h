@@ -42,7 +42,7 @@ std::string output_line(const LoopOptions& options);
 std::string figures_line(std::span<const PlannedFigure> figures);
 
 // The start of a run of `total_steps` steps, now.
-RunFacts run_facts(std::string model, const TrainingPlan& plan, const Device& device, OptionsView options,
+RunFacts run_facts(const std::string& model, const TrainingPlan& plan, const Device& device, OptionsView options,
                    const OptionOrigins& origins, std::int64_t total_steps);
 
 // Seconds of one of `steps` steps, for metrics.jsonl.

@@ -81,6 +81,9 @@ std::set<std::string> unread(const Command& command) {
   std::set<std::string> names;
   for (const OptionSpec& spec : command.rows->specs())
     if (!reads(text, spec.name == "stdin" ? "from_stdin" : spec.name)) names.insert(spec.name);
+  // Read by its name for every command that has it, before the command runs.
+  const std::string hub = text_of(fs::path(test::source_tree()) / "src/commands/program/hub_ids.cpp");
+  if (hub.find("is_set(options, \"download\")") != std::string::npos) names.erase("download");
   return names;
 }
 
@@ -105,7 +108,7 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const char* const train =
-      "config print_config model data data_weights eval_data validation_split output_dir overwrite_output_dir dry_run packing shuffle chat_template train_on_prompt "
+      "config print_config model data data_weights eval_data download validation_split output_dir overwrite_output_dir dry_run packing shuffle chat_template train_on_prompt "
       "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed rope_scaling rope_factor batch_size max_length "
       "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
@@ -136,17 +139,17 @@ const std::vector<Case>& cases() {
       {"eval",
        "train_on_prompt",
        {"--train_on_prompt"},
-       "model data batch_size max_length chat_template train_on_prompt parse_special_tokens cache_dir json device dtype cpu_threads gpus sequence_parallel_size "
+       "model data download batch_size max_length chat_template train_on_prompt parse_special_tokens cache_dir json device dtype cpu_threads gpus sequence_parallel_size "
        "bind_cores_to_rank cpu_list collectives verbose quiet"},
       {"eval",
        "device",
        {"--device", "cpu"},
-       "model data batch_size max_length chat_template train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
+       "model data download batch_size max_length chat_template train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
        "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
       {"eval",
        "gpus",
        {},
-       "model data batch_size max_length chat_template train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
+       "model data download batch_size max_length chat_template train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
        "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
       {"train", "lr_scheduler", {"--lr_scheduler", "constant", "--lr", "1"}, constant.c_str()},
       {"train", "lr_scheduler", {}, falling.c_str()},
@@ -160,44 +163,44 @@ const std::vector<Case>& cases() {
       {"generate",
        "temperature",
        {"--prompt", "p"},
-       "model prompt prompt_file alpaca chat system messages chat_template parse_special_tokens max_new_tokens temperature stop_at_eos "
+       "model download prompt prompt_file alpaca chat system messages chat_template parse_special_tokens max_new_tokens temperature stop_at_eos "
        "json device dtype cpu_threads verbose quiet"},
       {"generate",
        "chat",
        {"--prompt", "p", "--chat"},
-       "model prompt prompt_file chat system messages chat_template parse_special_tokens max_new_tokens temperature top_k top_p "
+       "model download prompt prompt_file chat system messages chat_template parse_special_tokens max_new_tokens temperature top_k top_p "
        "stop_at_eos seed json device dtype cpu_threads verbose quiet"},
       {"generate",
        "messages",
        {"--messages", "f"},
-       "model prompt prompt_file messages chat_template parse_special_tokens max_new_tokens temperature top_k top_p stop_at_eos seed "
+       "model download prompt prompt_file messages chat_template parse_special_tokens max_new_tokens temperature top_k top_p stop_at_eos seed "
        "json device dtype cpu_threads verbose quiet"},
       {"chat",
        "temperature",
        {},
-       "model chat_template system max_length max_new_tokens temperature device dtype cpu_threads verbose quiet"},
+       "model download chat_template system max_length max_new_tokens temperature device dtype cpu_threads verbose quiet"},
       {"tokenize",
        "decode",
        {"--decode", "1"},
-       "model text file stdin decode no_special_tokens chat_template show record train_on_prompt mask_history max_length color json "
+       "model download text file stdin decode no_special_tokens chat_template show record train_on_prompt mask_history max_length color json "
        "verbose quiet"},
       {"tokenize",
        "show",
        {"--show", "f"},
-       "model text file stdin decode chat_template parse_special_tokens show record train_on_prompt mask_history max_length color json "
+       "model download text file stdin decode chat_template parse_special_tokens show record train_on_prompt mask_history max_length color json "
        "verbose quiet"},
       {"report", "watch", {}, "runs output watch verbose quiet"},
       {"plan",
        "offload_optimizer",
        {"--offload_optimizer", "none"},
-       "model batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
+       "model download batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host "
        "explain trace json "
        "verbose quiet"},
       {"plan",
        "offload_ratio",
        {"--offload_ratio", "0"},
-       "model batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
+       "model download batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host "
        "explain trace json "
        "verbose quiet"},

@@ -20,7 +20,7 @@ std::string names(const OptionRows& rows) {
 TEST(OptionLists, ArePinned) {
   EXPECT_EQ(
       names(*find_command("train")->rows),
-      "model data data_weights eval_data validation_split output_dir overwrite_output_dir dry_run packing shuffle chat_template train_on_prompt "
+      "model data data_weights eval_data download validation_split output_dir overwrite_output_dir dry_run packing shuffle chat_template train_on_prompt "
       "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed rope_scaling rope_factor batch_size "
       "max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic mode "
       "offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size device_memory host_memory lr "
@@ -32,22 +32,22 @@ TEST(OptionLists, ArePinned) {
             "config tokenizer output_dir overwrite_output_dir seed dtype verbose quiet");
   EXPECT_EQ(
       names(*find_command("eval")->rows),
-      "model data batch_size max_length chat_template train_on_prompt mask_history parse_special_tokens cache_dir json device "
+      "model data download batch_size max_length chat_template train_on_prompt mask_history parse_special_tokens cache_dir json device "
       "dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet");
   EXPECT_EQ(
       names(*find_command("generate")->rows),
-      "model prompt prompt_file alpaca chat system messages chat_template parse_special_tokens max_new_tokens stop_at_eos temperature top_k "
+      "model download prompt prompt_file alpaca chat system messages chat_template parse_special_tokens max_new_tokens stop_at_eos temperature top_k "
       "top_p seed json device dtype cpu_threads verbose quiet");
   EXPECT_EQ(
       names(*find_command("chat")->rows),
-      "model chat_template system max_length max_new_tokens temperature top_k top_p seed device dtype cpu_threads verbose quiet");
+      "model download chat_template system max_length max_new_tokens temperature top_k top_p seed device dtype cpu_threads verbose quiet");
   EXPECT_EQ(
       names(*find_command("tokenize")->rows),
-      "model text file stdin decode no_special_tokens chat_template parse_special_tokens show record train_on_prompt mask_history "
+      "model download text file stdin decode no_special_tokens chat_template parse_special_tokens show record train_on_prompt mask_history "
       "max_length color json verbose quiet");
   EXPECT_EQ(
       names(*find_command("plan")->rows),
-      "model batch_size max_length gradient_accumulation_steps activation_checkpointing "
+      "model download batch_size max_length gradient_accumulation_steps activation_checkpointing "
       "grad_accum_dtype optimizer_state_dtype deterministic mode offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size "
       "device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host explain trace json verbose quiet");
   EXPECT_EQ(names(*find_command("profile")->rows), "output overwrite cpu_threads verbose quiet");

@@ -35,7 +35,10 @@ OptionTable<BenchLoadOptions> bench_load_table() {
   using O = BenchLoadOptions;
   OptionTable<O> t;
   t.group("Model");
-  t.add("model", &O::model, "Hugging Face model directory: config.json, safetensors").metavar("DIR").required();
+  t.add("model", &O::model, "Hugging Face model directory: config.json, safetensors")
+      .metavar("DIR")
+      .required()
+      .hub(HubUse::weights);
   t.group("Measurement");
   t.add("rounds", &O::rounds, "Measured rounds, of which the median counts")
       .unit("rounds")
