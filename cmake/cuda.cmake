@@ -1,12 +1,13 @@
 # The CUDA backend: SO_CUDA is AUTO (built if all it needs is there), ON (an error if not) or OFF.
-# Needs nvcc 12.4 or later with cuBLASLt, which the program loads when it is about to use a GPU, cuDNN 9, the headers of
-# CUPTI, whose library the program loads when a trace is asked for, and the headers of cudnn-frontend and CUTLASS, which
-# scripts/install_dependencies.sh fetches.
+# Needs nvcc 12.4 or later, the headers of cuBLASLt and cuDNN 9, which the program loads when it is about to use a GPU,
+# those of CUPTI, which it loads when a trace is asked for, and those of cudnn-frontend and CUTLASS, which
+# scripts/install_dependencies.sh fetches. Of the libraries the runtime alone is linked, statically.
 set(SO_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(SO_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
   "GPU architectures; the virtual one is compiled by the driver on later GPUs")
 
 set(SO_HAVE_CUDA OFF)
+set(SO_WITHOUT_CUDA "it was built with SO_CUDA=${SO_CUDA}")
 if(SO_CUDA)
   set(missing "")
   include(CheckLanguage)
@@ -37,10 +38,15 @@ if(SO_CUDA)
     find_path(SO_CUPTI_INCLUDE cupti.h HINTS ${hints} PATH_SUFFIXES include)
     find_path(SO_CUDNN_INCLUDE cudnn.h HINTS ${hints} PATH_SUFFIXES include)
     find_library(SO_CUDNN_LIBRARY cudnn HINTS ${hints} PATH_SUFFIXES lib lib64)
+    # pip builds from a clone of which nobody has run scripts/install_dependencies.sh.
+    foreach(headers cudnn-frontend cutlass nccl)
+      if(SKBUILD AND NOT EXISTS ${PROJECT_SOURCE_DIR}/.deps/${headers})
+        execute_process(COMMAND ${PROJECT_SOURCE_DIR}/scripts/fetch_headers.sh ${headers})
+      endif()
+    endforeach()
     find_path(SO_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${PROJECT_SOURCE_DIR}/.deps/cudnn-frontend/include)
     find_path(SO_CUTLASS_INCLUDE cutlass/cutlass.h HINTS ${PROJECT_SOURCE_DIR}/.deps/cutlass/include)
-    foreach(part CUBLASLT_INCLUDE CUBLASLT_LIBRARY CUDART_LIBRARY CUPTI_INCLUDE CUDNN_INCLUDE CUDNN_LIBRARY CUDNN_FRONTEND_INCLUDE
-        CUTLASS_INCLUDE)
+    foreach(part CUBLASLT_INCLUDE CUDART_LIBRARY CUPTI_INCLUDE CUDNN_INCLUDE CUDNN_FRONTEND_INCLUDE CUTLASS_INCLUDE)
       if(NOT SO_${part})
         list(APPEND missing ${part})
       endif()
@@ -53,11 +59,17 @@ if(SO_CUDA)
   endif()
   if(NOT missing)
     set(SO_HAVE_CUDA ON)
+    set(SO_WITHOUT_CUDA "")
     message(STATUS "CUDA backend: on (nvcc ${CMAKE_CUDA_COMPILER_VERSION}, ${SO_CUDA_ARCHITECTURES})")
-  elseif(SO_CUDA STREQUAL AUTO)
-    message(STATUS "CUDA backend: off (not found: ${missing}; scripts/install_dependencies.sh fetches cudnn-frontend and CUTLASS)")
+  elseif(SO_CUDA STREQUAL AUTO AND NOT CMAKE_CUDA_COMPILER)
+    set(SO_WITHOUT_CUDA "nvcc was not found when it was built")
+    message(STATUS "CUDA backend: off (nvcc is not found)")
   else()
-    message(FATAL_ERROR "SO_CUDA=${SO_CUDA}, but not found: ${missing}; scripts/install_dependencies.sh fetches cudnn-frontend and CUTLASS")
+    # Where nvcc is, nobody wants to learn at the first run that the program has no CUDA.
+    string(JOIN ", " missing ${missing})
+    message(FATAL_ERROR "For the CUDA backend this is not found: ${missing}.\n"
+      "scripts/install_dependencies.sh fetches cudnn-frontend and CUTLASS; cuDNN 9 is the package libcudnn9-dev-cuda-13 of "
+      "NVIDIA's repository; the rest is the CUDA toolkit's. To build without CUDA: -DSO_CUDA=OFF")
   endif()
 else()
   message(STATUS "CUDA backend: off (SO_CUDA=${SO_CUDA})")
@@ -70,5 +82,5 @@ if(SO_HAVE_CUDA)
   add_library(so_cuda INTERFACE)
   target_include_directories(so_cuda SYSTEM INTERFACE ${SO_CUBLASLT_INCLUDE} ${SO_CUPTI_INCLUDE} ${SO_CUDNN_INCLUDE}
     ${SO_CUDNN_FRONTEND_INCLUDE})
-  target_link_libraries(so_cuda INTERFACE ${SO_CUDNN_LIBRARY} ${SO_CUDART_LIBRARY} rt dl)
+  target_link_libraries(so_cuda INTERFACE ${SO_CUDART_LIBRARY} rt dl)
 endif()

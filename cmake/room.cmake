@@ -77,13 +77,13 @@ function(so_room room)
   endif()
   add_library(${name} ${kind} ${sources})
   # One source takes a third of the time of ten: headers are read once, and templates that they share compiled once. So
-  # names in unnamed namespaces are unique in a room.
+  # names in unnamed namespaces are unique in a room, but for CUDA sources, which only CMake 3.31 and later would join.
   if(SO_UNITY)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
     foreach(source IN LISTS sources)
       # Highway compiles such a source several times over.
       file(STRINGS ${source} several LIMIT_COUNT 1 REGEX "HWY_TARGET_INCLUDE")
-      if(several OR (arg_APART AND source MATCHES "${arg_APART}"))
+      if(several OR source MATCHES "[.]cu$" OR (arg_APART AND source MATCHES "${arg_APART}"))
         set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
       endif()
     endforeach()

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/build_facts.h"
 #include "base/terminal.h"
 #include "commands/program/parse.h"
 
@@ -101,6 +102,6 @@ std::string program_help(std::size_t columns) {
          exit_codes(columns);
 }
 
-std::string program_version() { return "superoffload " SO_VERSION "\n"; }
+std::string program_version() { return fmt::format("superoffload {}\n{}\n", SO_VERSION, build_text()); }
 
 }  // namespace so

@@ -5,6 +5,7 @@
 #include <optional>
 #include <system_error>
 
+#include "base/build_facts.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -376,6 +377,7 @@ int end_finished(const TrainOptions& options, const RunStart& start) {
 int run_train(const TrainOptions& given, const OptionOrigins& origins, Communicator& ranks) {
   const bool writes = ranks.rank() == 0 && !given.dry_run;
   if (writes) begin_run_log();
+  log_info("superoffload {}, {}", SO_VERSION, build_text());
   if (given.trace) require_output_file(*given.trace, "--trace", is_own_trace, false, given.output_dir);
   const DecoderSpec spec = read_spec(given.model, rope_request(given, origins));
   AskedRun asked(resolve_by_model(given, origins, spec), origins, spec, ranks);

@@ -1,6 +1,10 @@
 #include "device/backend.h"
 
+#include <filesystem>
+#include <system_error>
+
 #include "base/error.h"
+#include "base/log.h"
 
 namespace so {
 namespace {
@@ -88,6 +92,16 @@ const Backend& cuda_backend() {
 
 const Backend& backend_of(const Device& device) {
   return device.kind() == DeviceKind::cpu ? cpu_backend() : cuda_backend();
+}
+
+bool choose_cuda(int index) {
+  const CudaSupport support = find_cuda(index);
+  if (support.usable) return true;
+  // What a driver makes, the second under Windows.
+  std::error_code error;
+  if (std::filesystem::exists("/dev/nvidiactl", error) || std::filesystem::exists("/dev/dxg", error))
+    log_warning("this machine's GPU is not used: {}", support.reason);
+  return false;
 }
 
 std::size_t page_table_bytes(const Backend& backend, std::size_t pinned) {

@@ -61,16 +61,21 @@ struct Backend {
   };
   Probe probe;
 
-  // Whether make() would work. `index` is the device's number among the visible ones of its kind.
+  // Whether make() would work, and a model can compute there. `index` is the device's number among the visible ones of
+  // its kind.
   CudaSupport (*find)(int index);
   // `compute` is what a device spreads its work over that has no processors of its own; it must outlive the device.
-  // Throws Error with find()'s sentence.
+  // Throws Error with a sentence.
   std::unique_ptr<Device> (*make)(ThreadPool* compute, int index);
 };
 
 const Backend& cpu_backend();
 const Backend& cuda_backend();
 const Backend& backend_of(const Device& device);
+
+// Whether GPU `index` is to be used where the user leaves the choice. Where this machine has a GPU that cannot be used,
+// the log says why.
+bool choose_cuda(int index);
 
 // The device's own memory for page tables of `pinned` bytes of pinned memory.
 std::size_t page_table_bytes(const Backend& backend, std::size_t pinned);

@@ -168,7 +168,8 @@ std::unique_ptr<Device> make_cpu_device(ThreadPool& pool, int index = 0);
 // An NVIDIA GPU, by its number among the visible ones. A build without CUDA, a machine without a driver or such a
 // device, a driver too old for this build, or a GPU that it has no code for: Error, one sentence with the fix.
 std::unique_ptr<Device> make_cuda_device(int index);
-// Whether make_cuda_device(index) would work; else `reason` is its sentence.
+// Whether there is such a device, and the libraries with which models compute on it (cuBLASLt, cuDNN), which stay
+// loaded; else `reason` is the sentence of what is missing.
 struct CudaSupport {
   bool usable = false;
   std::string reason;

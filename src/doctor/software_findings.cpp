@@ -31,10 +31,13 @@ void find_libraries(const Software& software, const GpuDriver& driver, std::size
         f.verdict = FindingVerdict::costs;
         f.cost = library.check == "nccl"
                      ? "no collectives between GPUs of several hosts, or that do not reach each other"
-                     : "no CUDA backend can be built or started here";
-        f.mend = library.check == "nccl"    ? "apt-get install libnccl2 (NVIDIA's package repository)"
-                 : library.check == "cudnn" ? "apt-get install libcudnn9-dev-cuda-13 (NVIDIA's package repository)"
-                                            : "apt-get install cuda-toolkit-13-0 (NVIDIA's package repository)";
+                     : "the GPU cannot be used";
+        f.mend =
+            library.check == "nccl"
+                ? "pip install 'superoffload[cuda]', or apt-get install libnccl2 (NVIDIA's package repository)"
+            : library.check == "cudnn"
+                ? "pip install 'superoffload[cuda]', or apt-get install libcudnn9-dev-cuda-13 (NVIDIA's package repository)"
+                : "pip install 'superoffload[cuda]', or apt-get install cuda-toolkit-13-0 (NVIDIA's package repository)";
       }
     }
     findings.push_back(std::move(f));
@@ -52,7 +55,7 @@ void find_mpi(const Software& software, Findings& findings) {
     f.found = "this build has it, and mpirun is not in PATH";
     f.verdict = FindingVerdict::costs;
     f.cost = "--gpus N cannot start its ranks";
-    f.mend = "apt-get install openmpi-bin";
+    f.mend = "apt-get install openmpi-bin, or pip install 'superoffload[ranks]'";
   } else {
     f.found = printable_path(*software.mpi_launcher);
   }

@@ -24,8 +24,7 @@ std::vector<int> first_cpus(int threads) {
 }
 
 const Backend& backend_for(DeviceChoice choice, int index) {
-  const bool gpu =
-      choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && cuda_backend().find(index).usable);
+  const bool gpu = choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && choose_cuda(index));
   return gpu ? cuda_backend() : cpu_backend();
 }
 

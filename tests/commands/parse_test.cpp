@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "base/build_facts.h"
 #include "options/train_options.h"
 #include "support/files.h"
 #include "support/label.h"
@@ -333,7 +334,7 @@ std::string shown(const Words& words) { return parse_command_line(words).text; }
 TEST(Help, IsShownWhereverItIsAskedFor) {
   EXPECT_EQ(shown({"--help"}), program_help());
   EXPECT_EQ(shown({"-h"}), program_help());
-  EXPECT_EQ(shown({"--version"}), "superoffload " SO_VERSION "\n");
+  EXPECT_EQ(shown({"--version"}), "superoffload " SO_VERSION "\n" + build_text() + "\n");
   for (const Command& command : all_commands()) {
     EXPECT_EQ(shown(words_of(command) + Words{"--help"}), command_help(command));
     EXPECT_EQ(shown(words_of(command) + Words{"--nonsense", "-h"}), command_help(command));

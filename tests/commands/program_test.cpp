@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/build_facts.h"
 #include "support/paths.h"
 #include "support/speaking_model.h"
 
@@ -31,7 +32,7 @@ Outcome run(const std::string& arguments) {
 TEST(Program, HelpAndVersionGoToStandardOutput) {
   const Outcome version = run("--version 2>&-");
   EXPECT_EQ(version.code, 0);
-  EXPECT_EQ(version.output, "superoffload " SO_VERSION "\n");
+  EXPECT_EQ(version.output, "superoffload " SO_VERSION "\n" + so::build_text() + "\n");
   const Outcome help = run("train --help 2>&-");
   EXPECT_EQ(help.code, 0);
   EXPECT_EQ(help.output.rfind("Usage: superoffload train --model DIR", 0), 0u);

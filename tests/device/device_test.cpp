@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/build_facts.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/arena.h"
@@ -404,6 +405,15 @@ TEST_F(DeviceTest, AnArenaSizedByADryRunFitsExactly) {
   EXPECT_EQ(real.high_water(), plan.high_water());
   Arena small(*device, MemoryKind::device, "small", plan.high_water() - 1);
   EXPECT_THROW(use(small), Bug);
+}
+
+// A program that has no CUDA backend says why, where a GPU is asked for.
+TEST(Backend, OfAGpuSaysWhyTheBuildHasNone) {
+  const std::string why = why_built_without_cuda();
+  if (why.empty()) GTEST_SKIP() << "this build has CUDA";
+  EXPECT_FALSE(find_cuda().usable);
+  EXPECT_NE(find_cuda().reason.find(why), std::string::npos) << find_cuda().reason;
+  EXPECT_NE(build_text().find("without CUDA (" + why + ")"), std::string::npos) << build_text();
 }
 
 }  // namespace

@@ -151,11 +151,11 @@ TEST_F(GpuFindings, Libraries) {
                          {"cudnn", "cuDNN", "", "cannot open libcudnn.so.9"},
                          {"nccl", "NCCL", "", "cannot open libnccl.so.2"}};
   expect("cublaslt", FindingVerdict::ok, "13.1.0", "", "");
-  expect("cudnn", FindingVerdict::costs, "not found: cannot open libcudnn.so.9", "no CUDA backend",
-         "apt-get install libcudnn9");
+  expect("cudnn", FindingVerdict::costs, "not found: cannot open libcudnn.so.9", "the GPU cannot be used",
+         "libcudnn9-dev-cuda-13");
   expect("nccl", FindingVerdict::ok, "not found; nothing on this machine needs it", "", "");
   nvml_->count = 2;
-  expect("nccl", FindingVerdict::costs, "cannot open", "no collectives", "apt-get install libnccl2");
+  expect("nccl", FindingVerdict::costs, "cannot open", "no collectives", "libnccl2");
 }
 
 TEST_F(GpuFindings, ARuntimeNewerThanTheDriver) {

@@ -55,9 +55,8 @@ bool may_share_gpu(CollectiveRoute asked) { return asked == CollectiveRoute::p2p
 // This rank's GPU, or -1 where ranks work on the CPU.
 int find_rank_gpu(const RankPlace& place, DeviceChoice device, CollectiveRoute route) {
   if (device == DeviceChoice::cpu) return -1;
-  const CudaSupport any = cuda_backend().find(0);
-  if (!any.usable && device == DeviceChoice::automatic) return -1;
-  if (!any.usable) fail("{}", any.reason);
+  if (device == DeviceChoice::automatic && !choose_cuda(0)) return -1;
+  if (const CudaSupport any = cuda_backend().find(0); !any.usable) fail("{}", any.reason);
   const int visible = gpu_count();
   // A launcher may have shown each rank its own GPU alone; that it is its own is looked at after.
   int gpu = visible == 1 ? 0 : place.local_rank;

@@ -1,11 +1,9 @@
 #include "device/cuda/cublas_lt.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <array>
-
 #include "base/error.h"
+#include "base/shared_library.h"
 
 namespace so {
 namespace {
@@ -17,22 +15,18 @@ struct Loaded {
 
 Loaded load() {
   Loaded loaded;
-  // First the loader's own search, then where the build found it.
-  const std::array<std::string, 2> names = {fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR), SO_CUBLASLT_LIBRARY};
-  void* library = nullptr;
-  for (const std::string& name : names) {
-    library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) break;
-    if (loaded.reason.empty())
-      loaded.reason = fmt::format(
-          "cuBLASLt, a part of the CUDA toolkit, cannot be loaded ({}); install it, add its directory to "
-          "LD_LIBRARY_PATH, or use --device cpu",
-          dlerror());
+  const std::string folder = CUBLAS_VER_MAJOR >= 13 ? fmt::format("cu{}", CUBLAS_VER_MAJOR) : "cublas";
+  const SharedLibrary library =
+      load_library(nvidia_files(fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR), folder, SO_CUBLASLT_LIBRARY));
+  if (library.handle == nullptr) {
+    loaded.reason = fmt::format(
+        "cuBLASLt, a part of the CUDA toolkit, cannot be loaded ({}); install it (pip install 'superoffload[cuda]', "
+        "where the program was installed by pip), add its directory to LD_LIBRARY_PATH, or use --device cpu",
+        library.reason);
+    return loaded;
   }
-  if (library == nullptr) return loaded;
-  loaded.reason.clear();
   const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    find_function(library, function, name);
     if (function == nullptr && loaded.reason.empty())
       loaded.reason = fmt::format("this cuBLASLt has no {}; the program was built for version {}.{}", name,
                                   CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR);

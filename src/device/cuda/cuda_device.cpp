@@ -14,6 +14,7 @@
 #include "base/quantities.h"
 #include "device/cuda/cublas_lt.h"
 #include "device/cuda/cuda_check.h"
+#include "device/cuda/cudnn_library.h"
 #include "device/cuda/empty_kernel.h"
 #include "device/cuda/stream_thread.h"
 #include "device/cuda_runtime.h"
@@ -332,7 +333,7 @@ const CudaProperties& cuda_properties(Device& device) {
 
 namespace {
 
-// Empty when device `index` can be used.
+// Empty when the driver has device `index`, and this build has code for it.
 std::string why_not(int index) {
   // Streams share the queues to the GPU's engines if there are fewer than streams, and one that waits then holds up
   // another. The driver reads this when it is first called.
@@ -362,10 +363,7 @@ std::string why_not(int index) {
   if (10 * major + minor < lowest_capability)
     return fmt::format("GPU {} has compute capability {}.{}; {}.{} (Ampere) or later is needed; use --device cpu",
                        index, major, minor, lowest_capability / 10, lowest_capability % 10);
-  // Loaded here and not at the first product, so that a plan counts its memory as the program's.
-  std::string reason;
-  find_cublas_lt(reason);
-  return reason;
+  return {};
 }
 
 }  // namespace
@@ -377,6 +375,8 @@ int cuda_runtime_version() {
 
 CudaSupport find_cuda(int index) {
   std::string reason = why_not(index);
+  if (reason.empty()) find_cublas_lt(reason);
+  if (reason.empty()) reason = why_no_cudnn();
   return {reason.empty(), std::move(reason)};
 }
 

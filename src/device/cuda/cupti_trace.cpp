@@ -2,7 +2,6 @@
 // program runs where CUPTI is not installed. What is read of a record lies at the same place in CUPTI 12 and 13.
 #include <cupti.h>
 #include <cxxabi.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -10,6 +9,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/shared_library.h"
 #include "device/cuda/cuda_device.h"
 #include "device/gpu_trace.h"
 
@@ -42,23 +42,19 @@ const Cupti* load_cupti(std::string& reason) {
   static Cupti cupti;
   static bool loaded = false;
   if (loaded) return &cupti;
-  void* library = nullptr;
-  std::string first_error;
-  for (const char* name : {"libcupti.so.13", "libcupti.so.12", "/usr/local/cuda/lib64/libcupti.so",
-                           "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so"}) {
-    library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) break;
-    if (first_error.empty()) first_error = dlerror();
-  }
-  if (library == nullptr) {
+  std::vector<std::string> files = nvidia_files("libcupti.so.13", "cu13", "/usr/local/cuda/lib64/libcupti.so");
+  files.insert(files.begin() + 1, "libcupti.so.12");
+  files.emplace_back("/usr/local/cuda/extras/CUPTI/lib64/libcupti.so");
+  const SharedLibrary library = load_library(files);
+  if (library.handle == nullptr) {
     reason = fmt::format(
         "{}CUPTI, a part of the CUDA toolkit, cannot be loaded ({}); install it or add its directory "
         "to LD_LIBRARY_PATH",
-        without, first_error);
+        without, library.reason);
     return nullptr;
   }
   const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    find_function(library, function, name);
     if (function == nullptr && reason.empty()) reason = fmt::format("{}this CUPTI has no {}", without, name);
   };
   find(cupti.register_callbacks, "cuptiActivityRegisterCallbacks");

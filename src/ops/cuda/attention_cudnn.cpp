@@ -169,14 +169,6 @@ struct CudnnSdpa::Graph {
   bool told = false;    // the user
 };
 
-void require_cudnn_version() {
-  constexpr std::size_t lowest = 91900;
-  const auto text = [](std::size_t version) { return fmt::format("{}.{}", version / 10000, version / 100 % 100); };
-  if (const std::size_t version = cudnnGetVersion(); version < lowest)
-    fail("cuDNN {} is too old: some of its attention kernels fail; install cuDNN {} or later, or use --device cpu",
-         text(version), text(lowest));
-}
-
 CudnnSdpa::CudnnSdpa() = default;
 CudnnSdpa::~CudnnSdpa() {
   graphs_.clear();

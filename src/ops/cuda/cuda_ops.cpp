@@ -1,6 +1,8 @@
 #include "ops/cuda/cuda_ops.h"
 
 #include "base/error.h"
+#include "device/cuda/cublas_lt.h"
+#include "device/cuda/cudnn_library.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/attention_cudnn.h"
 #include "ops/cuda/cuda.h"
@@ -45,7 +47,8 @@ void* CudaOps::scratch_bytes(std::size_t bytes) const {
 }
 
 std::unique_ptr<Ops> make_cuda_ops(Device& device) {
-  require_cudnn_version();
+  cublas_lt();
+  if (const std::string& reason = why_no_cudnn(); !reason.empty()) fail("{}", reason);
   return std::make_unique<CudaOps>(device);
 }
 

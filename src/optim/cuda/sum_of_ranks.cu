@@ -68,18 +68,20 @@ void launch_sums(std::span<const RankSum> sums, Accumulate mode, int rank, cudaS
     launch(sum_of_ranks_kernel<T, Out, N, false>);
 }
 
+template <class T, class Out>
+void load_sums() {
+  load_kernel(sum_of_ranks_kernel<T, Out, sum_pack, true>);
+  load_kernel(sum_of_ranks_kernel<T, Out, sum_pack, false>);
+  load_kernel(sum_of_ranks_kernel<T, Out, 1, true>);
+  load_kernel(sum_of_ranks_kernel<T, Out, 1, false>);
+}
+
 }  // namespace
 
 void CudaEngineOps::load_sum_of_ranks() {
-  const auto load = []<class T, class Out>() {
-    load_kernel(sum_of_ranks_kernel<T, Out, sum_pack, true>);
-    load_kernel(sum_of_ranks_kernel<T, Out, sum_pack, false>);
-    load_kernel(sum_of_ranks_kernel<T, Out, 1, true>);
-    load_kernel(sum_of_ranks_kernel<T, Out, 1, false>);
-  };
-  load.template operator()<float, float>();
-  load.template operator()<__nv_bfloat16, float>();
-  load.template operator()<__nv_bfloat16, __nv_bfloat16>();
+  load_sums<float, float>();
+  load_sums<__nv_bfloat16, float>();
+  load_sums<__nv_bfloat16, __nv_bfloat16>();
 }
 
 void CudaEngineOps::sum_of_ranks(Stream& stream, std::span<const RankSum> sums, Accumulate mode, int rank) {

@@ -1,7 +1,5 @@
 #include "ranks/mpi_ranks.h"
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -11,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ranks/mpi/mpi_library.h"
 #include "ranks/waiting.h"
 
 namespace so {
@@ -26,7 +25,7 @@ constexpr std::chrono::seconds last_words{2};
 std::string text_of(int code) {
   std::string text(MPI_MAX_ERROR_STRING, '\0');
   int length = 0;
-  MPI_Error_string(code, text.data(), &length);
+  mpi().error_string(code, text.data(), &length);
   text.resize(static_cast<std::size_t>(length));
   return text;
 }
@@ -60,17 +59,17 @@ class Session {
  public:
   Session() {
     int provided = 0;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    check(mpi().init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     if (provided < MPI_THREAD_MULTIPLE)
       fail("this MPI library does not let several threads call it (MPI_THREAD_MULTIPLE): use Debian's Open MPI");
-    check(MPI_Comm_dup(MPI_COMM_WORLD, &failures_), "MPI_Comm_dup");
-    MPI_Comm_set_errhandler(failures_, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(failures_, &rank_);
-    MPI_Comm_size(failures_, &size_);
+    check(mpi().comm_dup(mpi().comm_world, &failures_), "MPI_Comm_dup");
+    mpi().comm_set_errhandler(failures_, mpi().errors_return);
+    mpi().comm_rank(failures_, &rank_);
+    mpi().comm_size(failures_, &size_);
   }
   // MPI_Finalize waits for every rank, so it comes only where none is lost.
   ~Session() {
-    if (!failure_) MPI_Finalize();
+    if (!failure_) mpi().finalize();
   }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -97,11 +96,11 @@ class Session {
   void receive_failure() {
     int there = 0;
     MPI_Status status;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, failure_tag, failures_, &there, &status) != MPI_SUCCESS || there == 0) return;
+    if (mpi().iprobe(MPI_ANY_SOURCE, failure_tag, failures_, &there, &status) != MPI_SUCCESS || there == 0) return;
     int length = 0;
-    MPI_Get_count(&status, MPI_BYTE, &length);
+    mpi().get_count(&status, mpi().byte, &length);
     std::string text(static_cast<std::size_t>(length), '\0');
-    if (MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, failure_tag, failures_, MPI_STATUS_IGNORE) !=
+    if (mpi().recv(text.data(), length, mpi().byte, status.MPI_SOURCE, failure_tag, failures_, MPI_STATUS_IGNORE) !=
         MPI_SUCCESS)
       return;
     int lost = status.MPI_SOURCE;
@@ -117,19 +116,19 @@ class Session {
     std::vector<MPI_Request> requests;
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
-      MPI_Isend(message_.data(), static_cast<int>(message_.size()), MPI_BYTE, r, failure_tag, failures_,
-                &requests.emplace_back(MPI_REQUEST_NULL));
+      mpi().isend(message_.data(), static_cast<int>(message_.size()), mpi().byte, r, failure_tag, failures_,
+                  &requests.emplace_back(mpi().request_null));
     }
     // A lost rank does not receive; the others do while they wait for something.
     const auto deadline = Clock::now() + last_words;
     Backoff backoff;
     for (int all = 0; Clock::now() < deadline; backoff.wait()) {
-      MPI_Testall(static_cast<int>(requests.size()), requests.data(), &all, MPI_STATUSES_IGNORE);
+      mpi().testall(static_cast<int>(requests.size()), requests.data(), &all, MPI_STATUSES_IGNORE);
       if (all != 0) return;
     }
   }
 
-  MPI_Comm failures_ = MPI_COMM_NULL;
+  MPI_Comm failures_ = nullptr;
   int rank_ = 0, size_ = 1;
   std::mutex mutex_;  // guards what follows
   std::optional<RankFailure> failure_;
@@ -138,17 +137,18 @@ class Session {
 
 RankPlace find_place() {
   RankPlace place;
-  MPI_Comm_rank(MPI_COMM_WORLD, &place.rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &place.size);
+  mpi().comm_rank(mpi().comm_world, &place.rank);
+  mpi().comm_size(mpi().comm_world, &place.size);
   MPI_Comm host;
-  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
-  MPI_Comm_rank(host, &place.local_rank);
-  MPI_Comm_size(host, &place.local_size);
+  check(mpi().comm_split_type(mpi().comm_world, MPI_COMM_TYPE_SHARED, 0, mpi().info_null, &host),
+        "MPI_Comm_split_type");
+  mpi().comm_rank(host, &place.local_rank);
+  mpi().comm_size(host, &place.local_size);
   int lowest = place.rank;  // of this host
-  check(MPI_Bcast(&lowest, 1, MPI_INT, 0, host), "MPI_Bcast");
-  MPI_Comm_free(&host);
+  check(mpi().bcast(&lowest, 1, mpi().integer, 0, host), "MPI_Bcast");
+  mpi().comm_free(&host);
   std::vector<int> all(static_cast<std::size_t>(place.size));
-  check(MPI_Allgather(&lowest, 1, MPI_INT, all.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
+  check(mpi().allgather(&lowest, 1, mpi().integer, all.data(), 1, mpi().integer, mpi().comm_world), "MPI_Allgather");
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());
   place.hosts = static_cast<int>(all.size());
@@ -160,11 +160,11 @@ class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm, const RankPlace& place, double time_limit)
       : Communicator(place, time_limit), session_(std::move(session)), comm_(comm) {
-    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    mpi().comm_set_errhandler(comm_, mpi().errors_return);
   }
   MpiCommunicator(const MpiCommunicator& of, MPI_Comm comm, const RankPlace& place)
       : Communicator(Duplicate{}, of, place), session_(of.session_), comm_(comm) {
-    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    mpi().comm_set_errhandler(comm_, mpi().errors_return);
   }
 
   void abort(const std::string& reason) noexcept override { session_->fail_all(gave_up(run_rank(), reason)); }
@@ -173,7 +173,7 @@ class MpiCommunicator final : public Communicator {
   std::unique_ptr<Communicator> duplicate() override {
     barrier();
     MPI_Comm comm;
-    check(MPI_Comm_dup(comm_, &comm), "MPI_Comm_dup");
+    check(mpi().comm_dup(comm_, &comm), "MPI_Comm_dup");
     return std::make_unique<MpiCommunicator>(*this, comm, place());
   }
 
@@ -184,12 +184,12 @@ class MpiCommunicator final : public Communicator {
     parts_.clear();
     for (int step = 1; step < size(); ++step) {  // each rank begins with another, so that none is everybody's first
       const int from = (rank() + size() - step) % size();
-      begin(receive[static_cast<std::size_t>(from)], from, &MPI_Irecv);
+      begin(receive[static_cast<std::size_t>(from)], from, mpi().irecv);
     }
     const std::size_t receives = requests_.size();
     for (int step = 1; step < size(); ++step) {
       const int to = (rank() + step) % size();
-      begin(send[static_cast<std::size_t>(to)], to, &MPI_Isend);
+      begin(send[static_cast<std::size_t>(to)], to, mpi().isend);
     }
     try {
       finish(what, receives);
@@ -203,7 +203,7 @@ class MpiCommunicator final : public Communicator {
   std::unique_ptr<Communicator> make_group(const RankPlace& group) override {
     barrier();
     MPI_Comm comm;
-    check(MPI_Comm_split(comm_, group.first, group.rank, &comm), "MPI_Comm_split");
+    check(mpi().comm_split(comm_, group.first, group.rank, &comm), "MPI_Comm_split");
     return std::make_unique<MpiCommunicator>(*this, comm, group);
   }
 
@@ -219,9 +219,9 @@ class MpiCommunicator final : public Communicator {
   void begin(Bytes bytes, int peer, Call call) {
     while (!bytes.empty()) {
       const std::size_t length = std::min(bytes.size(), largest_message);
-      requests_.push_back(MPI_REQUEST_NULL);
+      requests_.push_back(mpi().request_null);
       parts_.push_back({place().in_run(peer), length});
-      check(call(bytes.data(), static_cast<int>(length), MPI_BYTE, peer, data_tag, comm_, &requests_.back()),
+      check(call(bytes.data(), static_cast<int>(length), mpi().byte, peer, data_tag, comm_, &requests_.back()),
             "a message");
       bytes = bytes.subspan(length);
     }
@@ -233,7 +233,7 @@ class MpiCommunicator final : public Communicator {
     const auto count = static_cast<int>(requests_.size());
     Backoff backoff;
     for (int done = 0;; backoff.wait()) {
-      const int code = MPI_Testall(count, requests_.data(), &done, statuses_.data());
+      const int code = mpi().testall(count, requests_.data(), &done, statuses_.data());
       if (code != MPI_SUCCESS) refuse(what, code);
       if (done != 0) break;
       session_->throw_failure();
@@ -247,7 +247,7 @@ class MpiCommunicator final : public Communicator {
     session_->throw_failure();  // others may have waited for this rank in vain
     for (std::size_t i = 0; i < receives; ++i) {
       int bytes = 0;
-      MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
+      mpi().get_count(&statuses_[i], mpi().byte, &bytes);
       if (static_cast<std::size_t>(bytes) == parts_[i].bytes) continue;
       const std::string misfit = fmt::format("rank {} sends {} bytes, where rank {} expects {} ({})", parts_[i].rank,
                                              bytes, run_rank(), parts_[i].bytes, what);
@@ -262,7 +262,7 @@ class MpiCommunicator final : public Communicator {
       const int own = statuses_[i].MPI_ERROR;
       if (own == MPI_SUCCESS || own == MPI_ERR_PENDING) continue;
       int error_class = own;
-      MPI_Error_class(own, &error_class);
+      mpi().error_class(own, &error_class);
       const std::string text = fmt::format("{} with rank {}: {}", what, parts_[i].rank, text_of(own));
       abort(text);
       SO_CHECK(error_class != MPI_ERR_TRUNCATE, "rank {} sends more than the {} bytes that rank {} expects ({})",
@@ -278,7 +278,7 @@ class MpiCommunicator final : public Communicator {
     std::vector<int> ranks;
     for (std::size_t i = first; i < last; ++i) {
       int done = 0;
-      MPI_Request_get_status(requests_[i], &done, MPI_STATUS_IGNORE);
+      mpi().request_get_status(requests_[i], &done, MPI_STATUS_IGNORE);
       if (done == 0) ranks.push_back(parts_[i].rank);
     }
     std::sort(ranks.begin(), ranks.end());
@@ -290,9 +290,9 @@ class MpiCommunicator final : public Communicator {
   // called, and after a failure it is not.
   void give_up_requests(std::size_t receives) {
     for (std::size_t i = 0; i < requests_.size(); ++i) {
-      if (requests_[i] == MPI_REQUEST_NULL) continue;
-      if (i < receives) MPI_Cancel(&requests_[i]);
-      MPI_Request_free(&requests_[i]);
+      if (requests_[i] == mpi().request_null) continue;
+      if (i < receives) mpi().cancel(&requests_[i]);
+      mpi().request_free(&requests_[i]);
     }
   }
 
@@ -311,7 +311,7 @@ bool have_mpi() { return true; }
 std::unique_ptr<Communicator> make_mpi_ranks(double time_limit) {
   const auto session = std::make_shared<Session>();
   MPI_Comm comm;
-  check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+  check(mpi().comm_dup(mpi().comm_world, &comm), "MPI_Comm_dup");
   return std::make_unique<MpiCommunicator>(session, comm, find_place(), time_limit);
 }
 

@@ -1,12 +1,11 @@
 #include "ranks/collectives/nccl/nccl_library.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <array>
 #include <cstdlib>
 
 #include "base/error.h"
+#include "base/shared_library.h"
 #include "ranks/collectives/route.h"
 
 namespace so {
@@ -21,9 +20,9 @@ struct LoadedNccl {
 
 std::string nccl_version_text(int code) { return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
 
-void find_functions(void* library, LoadedNccl& loaded) {
+void find_functions(const SharedLibrary& library, LoadedNccl& loaded) {
   const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    find_function(library, function, name);
     if (function == nullptr && loaded.reason.empty())
       loaded.reason = fmt::format("this NCCL has no {}: install version 2.27 or later", name);
   };
@@ -49,20 +48,14 @@ LoadedNccl load_nccl() {
   // Multicast adds in the switch, in an order that is not the ranks', so nothing here would use it, and its buffers
   // take memory. NCCL reads this when it makes its first communicator.
   setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // First the loader's own search, then where the build found it.
-  const std::array<const char*, 2> names = {"libnccl.so.2", SO_NCCL_LIBRARY};
-  void* library = nullptr;
-  for (const char* const name : names) {
-    library = *name == '\0' ? nullptr : dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) break;
-    if (loaded.reason.empty())
-      loaded.reason = fmt::format(
-          "NCCL, which connects GPUs, cannot be loaded ({}): install libnccl2 or the Python package nvidia-nccl-cu{}, "
-          "add its directory to LD_LIBRARY_PATH, or use --collectives host",
-          dlerror(), CUDART_VERSION / 1000);
+  const SharedLibrary library = load_library(nvidia_files("libnccl.so.2", "nccl", SO_NCCL_LIBRARY));
+  if (library.handle == nullptr) {
+    loaded.reason = fmt::format(
+        "NCCL, which connects GPUs, cannot be loaded ({}): install libnccl2 or the Python package nvidia-nccl-cu{}, "
+        "add its directory to LD_LIBRARY_PATH, or use --collectives host",
+        library.reason, CUDART_VERSION / 1000);
+    return loaded;
   }
-  if (library == nullptr) return loaded;
-  loaded.reason.clear();
   find_functions(library, loaded);
   int version = 0;
   if (loaded.reason.empty() && (loaded.functions.version(&version) != ncclSuccess || version < oldest_nccl))
