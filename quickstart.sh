@@ -8,13 +8,19 @@ cd "$here"
 out=${1:-quickstart-output}
 say() { printf '\n== %s\n' "$*"; }
 
+# For this machine's GPU; where there is none, the CUDA backend would be compiled for nobody.
+gpu=$(scripts/cuda_architectures.sh)
+
 say "Dependencies"
-scripts/install_dependencies.sh
+if [ "$gpu" ]; then scripts/install_dependencies.sh; else scripts/install_dependencies.sh cpu; fi
 
 say "Build (build/bin/superoffload)"
 if [ ! -f build/CMakeCache.txt ]; then
-  # shellcheck disable=SC2046  # one word or none
-  cmake -S . -B build -G Ninja -DSO_TESTS=OFF $(scripts/cuda_architectures.sh) >/dev/null
+  if [ -z "$gpu" ]; then
+    echo "No NVIDIA GPU here (nvidia-smi names none): for the CPU alone. For a GPU elsewhere, or this machine's once its"
+    echo "driver is installed: scripts/install_dependencies.sh && cmake -S . -B build-gpu && cmake --build build-gpu"
+  fi
+  cmake -S . -B build -G Ninja -DSO_TESTS=OFF "${gpu:--DSO_CUDA=OFF}" >/dev/null
 fi
 cmake --build build --target superoffload
 so=build/bin/superoffload
@@ -36,7 +42,7 @@ $so init --config configs/quickstart.json --tokenizer assets/tokenizer --output_
 say "Training"
 $so train --model "$out/initial" --data "$out/train.jsonl" --eval_data "$out/eval.jsonl" --output_dir "$out/model" \
   --overwrite_output_dir --cache_dir "$out/cache" --lr 2e-3 --lr_scheduler cosine --warmup 0.05 --weight_decay 0.1 \
-  --batch_size 8 --max_length 256 --max_steps 160 --save_steps 0 --log_interval 20
+  --batch_size 8 --max_length 256 --max_steps 160 --save_steps 0 --log_interval 20 --chat_template alpaca
 
 say "Before and after, on the held-out records"
 printf 'before: '
@@ -52,4 +58,9 @@ for question in "What does the Debian package python3-requests do?" "What does t
 done
 
 say "Done: $out/model loads in transformers (AutoModelForCausalLM.from_pretrained)"
-echo "To talk to it: $so chat --model $out/model --chat_template alpaca"
+cat <<END
+  talk to it       $so chat --model $out/model
+  see the run      $so report $out/model --output $out/report.html
+  train your own   $so train --model MODEL_DIR --data FILE.jsonl --output_dir out
+                   (docs/data.md: the forms of records; $so plan --model MODEL_DIR: whether it fits)
+END

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what building and testing need from Debian's or Ubuntu's packages, and where there is a CUDA toolkit also the
 # headers that the CUDA backend needs beside it; does nothing if all is there.
-# usage: install_dependencies.sh [tests|torch]
+# usage: install_dependencies.sh [cpu|tests|torch]
+#   cpu    nothing for the CUDA backend
 #   tests  also what the tests need
 #   torch  nothing but PyTorch and trainers, for the tests of the PyTorch optimizer, into .deps/torch; if it cannot, its
 #          last line says why
@@ -156,10 +157,10 @@ if [ "${1:-}" = tests ] && version=$(clang -dumpversion 2>/dev/null); then
   install "libclang-rt-${version%%.*}-dev:clang's sanitizers and libFuzzer"
 fi
 
-# The CUDA backend is optional: what it lacks leaves it off, and the build says so.
-if command -v nvcc >/dev/null 2>&1 || [ -x /usr/local/cuda/bin/nvcc ]; then
+# The CUDA backend is optional: where something of it is missing, cmake says how to build without.
+if [ "${1:-}" != cpu ] && { command -v nvcc >/dev/null 2>&1 || [ -x /usr/local/cuda/bin/nvcc ]; }; then
   for name in cudnn-frontend cutlass; do
-    "$(dirname "$0")/fetch_headers.sh" "$name" || echo "install_dependencies: continuing without the CUDA backend" >&2
+    "$(dirname "$0")/fetch_headers.sh" "$name" || echo "install_dependencies: continuing without $name, which the CUDA backend needs" >&2
   done
   # NVIDIA's package, or that of the toolkit, serves as well.
   found=""
