@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/terminal.h"
-#include "options/yaml_document.h"
+#include "io/yaml_document.h"
 
 namespace so {
 namespace {

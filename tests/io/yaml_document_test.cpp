@@ -1,5 +1,5 @@
 // YAML as its specification has it: what is an error there is one here, with its line, and what is printed reads back.
-#include "options/yaml_document.h"
+#include "io/yaml_document.h"
 
 #include <gtest/gtest.h>
 

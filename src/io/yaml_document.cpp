@@ -1,4 +1,4 @@
-#include "options/yaml_document.h"
+#include "io/yaml_document.h"
 
 #include <fmt/format.h>
 #include <yaml.h>
@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "options/yaml_strict.h"
+#include "io/yaml_strict.h"
 
 namespace so {
 namespace {

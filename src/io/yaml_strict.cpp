@@ -1,4 +1,4 @@
-#include "options/yaml_strict.h"
+#include "io/yaml_strict.h"
 
 #include <yaml.h>
 
