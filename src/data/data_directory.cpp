@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,7 +14,9 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "base/json_tree.h"
+#include "data/dataset_card.h"
 #include "data/tables/table_reader.h"
+#include "io/tree_files.h"
 
 namespace so {
 namespace {
@@ -77,8 +80,9 @@ std::optional<std::string> split_of(const fs::path& file) {
   return stem.substr(0, dash);
 }
 
+// `example` says how a user names the split.
 std::string choose_split(const std::set<std::string>& splits, const fs::path& directory, std::string_view option,
-                         DataUse use, std::string_view example) {
+                         DataUse use, const std::function<std::string(const std::string&)>& example) {
   const bool training = use == DataUse::training;
   if (splits.size() == 1 && !(training && is_for_evaluation(*splits.begin()))) return *splits.begin();
   for (const std::string_view name : training ? training_names : evaluation_names)
@@ -92,8 +96,13 @@ std::string choose_split(const std::set<std::string>& splits, const fs::path& di
   if (meant.size() == 1) return meant.front();
   fail("{} {}: the data set has the splits {}, {} for {}; name the one that is meant: {}", option,
        printable_path(directory), fmt::join(splits, ", "), meant.empty() ? "none of which is" : "several of which are",
-       training ? "training" : "evaluation",
-       fmt::format(fmt::runtime(example), printable_path(directory), meant.empty() ? *splits.begin() : meant.front()));
+       training ? "training" : "evaluation", example(meant.empty() ? *splits.begin() : meant.front()));
+}
+
+std::string choose_directory(const std::set<std::string>& splits, const fs::path& directory, std::string_view option,
+                             DataUse use) {
+  return choose_split(splits, directory, option, use,
+                      [&](const std::string& split) { return printable_path(directory / split); });
 }
 
 nlohmann::json description(const fs::path& file) {
@@ -135,7 +144,7 @@ fs::path split_of_saved(const fs::path& directory, std::string_view option, Data
     for (const nlohmann::json& name : *list)
       if (name.is_string() && is_plain_name(name.get<std::string>())) splits.insert(name.get<std::string>());
   if (splits.empty()) fail("{}: \"splits\" must be a list of names, as datasets writes it", printable_path(dict));
-  const fs::path split = directory / choose_split(splits, directory, option, use, "{}/{}");
+  const fs::path split = directory / choose_directory(splits, directory, option, use);
   if (!path_exists(split / "state.json"))
     fail("{} names the split {}, which is not there; is the copy whole?", printable_path(dict),
          printable(split.filename().string()));
@@ -152,11 +161,7 @@ std::string_view kind_of(const fs::path& file) {
   return {};
 }
 
-// All data files of the directory itself; none is possible.
-Files data_files_in(const fs::path& directory, std::string_view option) {
-  Files files;
-  for (const fs::path& entry : entries_of(directory))
-    if (!kind_of(entry).empty() && is_regular_path(entry)) files.push_back(entry);
+void require_one_kind(const Files& files, const fs::path& directory, std::string_view option) {
   for (const fs::path& file : files)
     if (kind_of(file) != kind_of(files.front()))
       fail(
@@ -164,6 +169,14 @@ Files data_files_in(const fs::path& directory, std::string_view option) {
           "\"{}/*{}\"",
           option, printable_path(directory), kind_of(files.front()), kind_of(file), printable_path(directory),
           file.extension().string());
+}
+
+// All data files of the directory itself; none is possible.
+Files data_files_in(const fs::path& directory, std::string_view option) {
+  Files files;
+  for (const fs::path& entry : entries_of(directory))
+    if (!kind_of(entry).empty() && is_regular_path(entry)) files.push_back(entry);
+  require_one_kind(files, directory, option);
   return files;
 }
 
@@ -194,8 +207,9 @@ Files chosen_by_name(const Files& files, const fs::path& directory, std::string_
     of_splits += of_split.size();
   }
   if (of_splits == files.size()) {
-    const std::string example = "\"{}/{}*" + files.front().extension().string() + "\"";
-    return splits.at(choose_split(names, directory, option, use, example));
+    return splits.at(choose_split(names, directory, option, use, [&](const std::string& split) {
+      return fmt::format("\"{}/{}*{}\"", printable_path(directory), split, files.front().extension().string());
+    }));
   }
   Files chosen = files_for(use, files);
   if (chosen.empty())
@@ -205,6 +219,76 @@ Files chosen_by_name(const Files& files, const fs::path& directory, std::string_
 }
 
 void append(Files& files, const Files& more) { files.insert(files.end(), more.begin(), more.end()); }
+
+// How the files of a config are named: by the directory that they lie in, if that says it.
+std::string example_of(const CardConfig& config, const fs::path& directory) {
+  if (config.splits.empty()) return printable_path(directory / config.directory);
+  const fs::path pattern = fs::path(config.directory) / config.splits.front().second.front();
+  const std::string name = pattern.filename().string();
+  // What stands before the numbers of "train-*" is the split, and all of the directory's splits are the config's.
+  const bool names_a_split = names_split(name.substr(0, name.find_first_of("-*.?[")));
+  if (pattern.has_parent_path() && names_a_split) return printable_path(directory / pattern.parent_path());
+  return fmt::format("\"{}\"", printable_path(directory / pattern));
+}
+
+// The one config that is meant, if the data set's card speaks of any.
+std::optional<CardConfig> meant_config(const fs::path& directory, std::string_view option) {
+  std::vector<CardConfig> configs = card_configs(directory);
+  if (configs.empty()) return std::nullopt;
+  if (configs.size() == 1) return configs.front();
+  for (const auto& is_meant : {+[](const CardConfig& config) { return config.is_default; },
+                               +[](const CardConfig& config) { return config.name == "default"; }})
+    if (const auto found = std::find_if(configs.begin(), configs.end(), is_meant); found != configs.end())
+      return *found;
+  constexpr std::size_t most = 12;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < std::min(most, configs.size()); ++i) names.push_back(printable(configs[i].name));
+  fail("{} {}: README.md says that the data set has several configs and no default: {}{}; name the files of one, as {}",
+       option, printable_path(directory), fmt::join(names, ", "),
+       configs.size() > most ? fmt::format(" and {} more", configs.size() - most) : "",
+       example_of(configs.front(), directory));
+}
+
+Files files_of_config(const CardConfig& config, const fs::path& directory, std::string_view option, DataUse use,
+                      Files* left_out) {
+  const fs::path root = directory / config.directory;
+  if (config.splits.empty()) return files_of_directory(root, option, use, left_out);
+  std::map<std::string, std::vector<std::string>> patterns;
+  std::set<std::string> names;
+  for (const auto& [split, more] : config.splits) {
+    names.insert(split);
+    patterns[split].insert(patterns[split].end(), more.begin(), more.end());
+  }
+  const std::string chosen = choose_split(names, directory, option, use, [&](const std::string& split) {
+    return fmt::format("\"{}\"", printable_path(root / patterns.at(split).front()));
+  });
+  const std::vector<std::string> all = tree_files(root);
+  const auto files_of_pattern = [&](const std::string& pattern, Files& files) {
+    std::size_t found = 0;
+    for (const std::string& name : all) {
+      if (!card_pattern_matches(pattern, name)) continue;
+      ++found;
+      if (std::find(files.begin(), files.end(), root / name) == files.end()) files.push_back(root / name);
+    }
+    return found;
+  };
+  const std::string card = printable_path(directory / "README.md");
+  Files files, others;
+  for (const std::string& pattern : patterns.at(chosen))
+    if (files_of_pattern(pattern, files) == 0)
+      fail("{} {}: {} names {}, which no file here is; is the copy whole?", option, printable_path(directory), card,
+           printable(pattern));
+  for (const fs::path& file : files)
+    if (kind_of(file).empty())
+      fail("{} {}: {} names {}, which is none of .json, .jsonl, .parquet and .arrow", option, printable_path(directory),
+           card, printable_path(file));
+  require_one_kind(files, root, option);
+  for (const auto& [split, others_patterns] : patterns)
+    for (const std::string& pattern : others_patterns)
+      if (split != chosen) files_of_pattern(pattern, others);
+  if (left_out != nullptr) append(*left_out, others);
+  return files;
+}
 
 // Directories below that have data files; as the hub has data/, or one for each split.
 Files files_below(const fs::path& directory, std::string_view option, DataUse use, Files& left_out) {
@@ -221,7 +305,7 @@ Files files_below(const fs::path& directory, std::string_view option, DataUse us
   if (names.contains("data")) return files_of_directory(directory / "data", option, use, &left_out);
   Files chosen;
   if (!below.empty() && std::all_of(names.begin(), names.end(), names_split))
-    chosen.push_back(directory / choose_split(names, directory, option, use, "{}/{}"));
+    chosen.push_back(directory / choose_directory(names, directory, option, use));
   else if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return purpose_of(name).any(); }))
     for (const fs::path& one : files_for(use, below))
       if (purpose_of(one.filename().string()).any()) chosen.push_back(one);
@@ -248,6 +332,9 @@ std::vector<fs::path> files_of_directory(const fs::path& directory, std::string_
   if (path_exists(directory / "dataset_dict.json")) return files_of_saved(split_of_saved(directory, option, use));
   if (path_exists(directory / "state.json") && path_exists(directory / "dataset_info.json"))
     return files_of_saved(directory);
+  if (const auto config = meant_config(directory, option);
+      config && !(config->splits.empty() && config->directory.empty()))
+    return files_of_config(*config, directory, option, use, left_out);
   const Files files = data_files_in(directory, option);
   Files others;
   const Files chosen =
