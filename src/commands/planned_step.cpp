@@ -138,7 +138,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"transient_weights", plan.engine.placement.makes_from_masters(Owner::device)},
           {"host_masters_travel", plan.engine.placement.makes_from_masters(Owner::host)},
           {"transient_gradients", plan.engine.placement.moves()},
-          {"streamed_units", plan.engine.placement.count(ResidencyKind::streamed)},
+          {"streamed_units", plan.engine.placement.streamed()},
           {"keep", describe(plan.decoder.keep, plan.decoder.tile_rows)},
           {"memory", to_json(plan.memory)},
           {"disk", {{"model_bytes", step.disk.model}, {"checkpoint_bytes", step.disk.checkpoint}}},

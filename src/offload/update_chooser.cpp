@@ -18,7 +18,7 @@ UpdateChooser::UpdateChooser(const EngineSettings& settings, const ParameterLayo
   for (const int index : host.owned()) {
     const Bucket& bucket = buckets[static_cast<std::size_t>(index)];
     unit_of_.push_back(layout.unit_of(bucket.range().begin));
-    const bool streams = settings.placement.unit(unit_of_.back()).weights == ResidencyKind::streamed;
+    const bool streams = is_streamed(settings.placement.unit(unit_of_.back()).weights);
     streamed_.push_back(streams ? bucket.own().size() : 0);
   }
   shares_ = BucketShares(passes.shares(), unit_of_);

@@ -191,8 +191,8 @@ void TrainingPlacement::set_residencies() {
       if (may_move(move) && (narrow || !cast))
         inputs_.residencies.push_back({.cast_weights = cast, .move_gradients = move});
   if (plan_.shape.ranks > 1) {  // weights do not stream with several ranks yet
-    const std::vector<Residency> others = inputs_.residencies;
-    for (Residency residency : others) {
+    const std::vector<Counts> others = inputs_.residencies;
+    for (Counts residency : others) {
       residency.send_masters = true;
       if (residency.cast_weights && may_pin_state()) inputs_.residencies.push_back(residency);
     }
@@ -221,7 +221,7 @@ std::size_t TrainingPlacement::activation_bytes(std::int64_t index) {
 }
 
 void TrainingPlacement::set_choice(Placement& placement, const Choice& choice) const {
-  placement.units = make_rows(trained_units(q_.layout), plan_.shape.ranks, choice.counts());
+  placement.units = make_rows(trained_units(q_.layout), plan_.shape.ranks, choice);
   placement.over_link = choice.over_link;
   placement.spare_buckets = choice.spare_buckets;
 }
@@ -260,15 +260,14 @@ StateMemory TrainingPlacement::state_of_split(const Choice& choice) {
 
 // How many units stream or are gathered, if any, changes nothing but where their weights and gradients are: arithmetic.
 StateMemory TrainingPlacement::state_memory(const Choice& choice) {
-  const int streamed = choice.residency.streamed_units, gathered = choice.residency.gathered_units;
   Choice whole = choice;
   whole.keep = whole.spare_buckets = 0;
   if (const auto known = states_.find(whole); known != states_.end()) return known->second;
   Choice one = whole;
-  one.residency.streamed_units = std::min(streamed, 1);
-  one.residency.gathered_units = std::min(gathered, 1);
+  one.streamed_units = std::min(choice.streamed_units, 1);
+  one.gathered_units = std::min(choice.gathered_units, 1);
   const StateMemory found = state_of_split(one);
-  if (streamed <= 1 && gathered <= 1) return found;
+  if (one == whole) return found;
   const auto held = [this](const Choice& of) {
     const auto [known, is_new] = held_.try_emplace(of);
     if (!is_new) return known->second;

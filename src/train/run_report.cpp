@@ -45,7 +45,7 @@ std::string plan_line(const StepOptions& options, const TrainingPlan& plan, cons
     line +=
         fmt::format("; optimizer state {}", state_text(host_share(layout, plan.engine.placement.count(Owner::device))));
   line += fmt::format("; activations kept: {}", describe(plan.decoder.keep, plan.decoder.tile_rows));
-  if (const int streamed = plan.engine.placement.count(ResidencyKind::streamed); streamed > 0)
+  if (const int streamed = plan.engine.placement.streamed(); streamed > 0)
     line += fmt::format("; weights of {} streamed from host memory", counted(streamed, "layer"));
   if (const int gathered = plan.engine.placement.gathered(); gathered > 0)
     line += fmt::format("; weights of {} gathered from all ranks", counted(gathered, "layer"));

@@ -32,15 +32,14 @@ PlacementInputs inputs() {
   in.activation_bytes = [](std::int64_t keep) { return activations_of_a_layer * static_cast<std::size_t>(13 - keep); };
   in.memory = [](const Choice& choice) {
     const int d = choice.device_units;
-    const Residency& r = choice.residency;
     StateMemory m;
     for (int u = 0; u < 14; ++u) {
       m.device_bytes += 4 * layer;
       (u < d ? m.device_bytes : m.host_bytes) += 12 * layer;
-      if (u >= d && r.move_gradients) m.device_bytes -= 2 * layer;
-      if (u >= d && r.move_gradients) m.host_bytes += 2 * layer;
+      if (u >= d && choice.move_gradients) m.device_bytes -= 2 * layer;
+      if (u >= d && choice.move_gradients) m.host_bytes += 2 * layer;
     }
-    m.device_bytes -= static_cast<std::size_t>(r.streamed_units) * 2 * layer;
+    m.device_bytes -= static_cast<std::size_t>(choice.streamed_units) * 2 * layer;
     return m;
   };
   in.residencies = {{}, {.move_gradients = true}};

@@ -14,7 +14,9 @@ inline constexpr std::int64_t bucket_size = 16'000'000;
 
 // Of units that all keep their weights and gradients.
 inline Choice choice_of(int device_units, std::int64_t keep, std::int64_t spare_buckets = 0) {
-  return {.device_units = device_units, .keep = keep, .spare_buckets = spare_buckets};
+  Choice choice{.keep = keep, .spare_buckets = spare_buckets};
+  choice.device_units = device_units;
+  return choice;
 }
 
 // A model of equal layers on one GPU: embedding, layers, head. Keeping less frees activations a layer at a time.
@@ -49,16 +51,15 @@ struct LayeredMachine {
       return fixed_activations + per_layer_activations * static_cast<std::size_t>(layers - keep);
     };
     in.memory = [this](const Choice& choice) {
-      const Residency& residency = choice.residency;
       std::size_t device = 0, host = 0;
       for (std::size_t u = 0; u < in.units.size(); ++u) {
         const auto n = static_cast<std::size_t>(in.units[u].elements);
         const bool inner = u > 0 && u + 1 < in.units.size(), on_device = static_cast<int>(u) < choice.device_units;
         device += 4 * n;
         (on_device ? device : host) += 12 * n;
-        if (inner && on_device && residency.cast_weights) device -= 2 * n;
-        if (inner && !on_device && residency.move_gradients) device -= 2 * n;
-        if (!on_device && residency.move_gradients) host += 2 * n;
+        if (inner && on_device && choice.cast_weights) device -= 2 * n;
+        if (inner && !on_device && choice.move_gradients) device -= 2 * n;
+        if (!on_device && choice.move_gradients) host += 2 * n;
       }
       return StateMemory{device, host};
     };

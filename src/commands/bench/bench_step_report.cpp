@@ -91,7 +91,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"transient_weights", r.plan.engine.placement.makes_from_masters(Owner::device)},
       {"host_masters_travel", r.plan.engine.placement.makes_from_masters(Owner::host)},
       {"transient_gradients", r.plan.engine.placement.moves()},
-      {"streamed_units", r.plan.engine.placement.count(ResidencyKind::streamed)},
+      {"streamed_units", r.plan.engine.placement.streamed()},
       {"gathered_units", r.plan.engine.placement.gathered()},
       {"first_loss", m.first_loss},
       {"last_loss", m.last.loss},

@@ -104,7 +104,15 @@ int Placement::count(ResidencyKind weights) const {
       std::count_if(units.begin(), units.end(), [&](const UnitPlacement& u) { return u.weights == weights; }));
 }
 
-int Placement::gathered() const { return count(ResidencyKind::gathered) + count(ResidencyKind::gathered_from_masters); }
+int Placement::streamed() const {
+  return static_cast<int>(
+      std::count_if(units.begin(), units.end(), [](const UnitPlacement& u) { return is_streamed(u.weights); }));
+}
+
+int Placement::gathered() const {
+  return static_cast<int>(
+      std::count_if(units.begin(), units.end(), [](const UnitPlacement& u) { return is_gathered(u.weights); }));
+}
 
 bool Placement::moves() const {
   return std::any_of(units.begin(), units.end(), [](const UnitPlacement& u) { return u.moved; });
@@ -159,7 +167,7 @@ Turns turns_of(const Placement& placement) {
       if (taken[u] >= 0) turns.weights[u] = first + taken[u];
     first += places;
   };
-  weights(stream_places, [](ResidencyKind kind) { return kind == ResidencyKind::streamed; });
+  weights(stream_places, is_streamed);
   weights(1, [](ResidencyKind kind) { return kind == ResidencyKind::from_masters; });
   weights(gather_places, is_gathered);
   const std::vector<bool> moved = among([](const UnitPlacement& u) { return u.moved; });

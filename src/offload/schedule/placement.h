@@ -31,6 +31,8 @@ enum class ResidencyKind : std::uint8_t {
   gathered_from_masters,  // nowhere: each rank casts its slice from its master weights ahead of each gather; those
                           // of the host travel to the device for that
 };
+// Whether they come over the link ahead of each use, from host memory that is pinned.
+constexpr bool is_streamed(ResidencyKind kind) { return kind == ResidencyKind::streamed; }
 // Whether they come from all ranks for each use.
 constexpr bool is_gathered(ResidencyKind kind) {
   return kind == ResidencyKind::gathered || kind == ResidencyKind::gathered_from_masters;
@@ -73,7 +75,8 @@ struct Placement {
   bool on_device(int unit) const { return this->unit(unit).owner == Owner::device; }
   int count(Owner owner) const;
   int count(ResidencyKind weights) const;
-  int gathered() const;  // of either kind
+  int streamed() const;
+  int gathered() const;
   // Whether gradients of any unit move.
   bool moves() const;
   // Whether device-owned units, or host-owned ones, have weights made of masters.

@@ -98,8 +98,7 @@ HeldMemory held_memory(const ParameterLayout& layout, const EngineSettings& sett
                     sum = size_of(settings.formats.rank_sums);
   HeldMemory memory{.device = held(turns.weights, all) * weight + held(turns.gradients, with_gradients) * gradient};
   for (int unit = 0; unit < layout.units(); ++unit)
-    if (placement.unit(unit).weights == ResidencyKind::streamed)
-      memory.pinned += static_cast<std::size_t>(all(unit)) * weight;
+    if (is_streamed(placement.unit(unit).weights)) memory.pinned += static_cast<std::size_t>(all(unit)) * weight;
   if (placement.ranks == 1) return memory;
   // Elements of a unit's slices, of all that are gathered, and of the trained ones. Where the model writes gradients in
   // another format than sums have, all units have slices of them.

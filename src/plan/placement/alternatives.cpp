@@ -65,14 +65,6 @@ Alternative play_with(const PlacementInputs& in, std::string what, Choice choice
   return play(in, std::move(what), choice);
 }
 
-std::string describe(Residency residency) {
-  std::vector<std::string_view> ways;
-  if (residency.cast_weights) ways.emplace_back("weights cast for each use");
-  if (residency.send_masters) ways.emplace_back("the host's too");
-  if (residency.move_gradients) ways.emplace_back("gradients moved to the host");
-  return ways.empty() ? "all kept on the device" : fmt::format("{}", fmt::join(ways, ", "));
-}
-
 // The planner's choice for a split; if nothing fits, the plan's but for what cannot be.
 Alternative best_of_split(const PlacementInputs& in, const ChosenPlan& plan, std::string what, int device_units) {
   // By first steps: it is one of a list.
@@ -81,7 +73,7 @@ Alternative best_of_split(const PlacementInputs& in, const ChosenPlan& plan, std
   Choice choice = plan;
   choice.device_units = device_units;
   const int most = most_streamed_units(static_cast<int>(in.units.size()), device_units);
-  choice.residency.streamed_units = std::min(choice.residency.streamed_units, most);
+  choice.streamed_units = std::min(choice.streamed_units, most);
   return play_with(in, std::move(what), choice);
 }
 
@@ -110,10 +102,8 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const ChosenPla
     a.chosen = chosen;
     all.push_back(std::move(a));
   };
-  const auto add_residency = [&](std::string what, const Residency& residency) {
-    Choice other = own;
-    other.residency = residency;
-    const bool chosen = residency == own.residency;
+  const auto add_residency = [&](std::string what, const Choice& other) {
+    const bool chosen = other == own;
     add(chosen ? play(in, std::move(what), own) : play_with(in, std::move(what), other), chosen);
   };
   switch (choice) {
@@ -128,25 +118,28 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const ChosenPla
       }
       break;
     case PlanChoice::residency:
-      for (Residency r : in.residencies) {
-        r.streamed_units = own.residency.streamed_units;
-        r.gathered_units = own.residency.gathered_units;
-        if (is_possible(in, r)) add_residency(describe(r), r);
+      for (const Counts& kind : in.residencies) {
+        Choice other = own;
+        static_cast<Counts&>(other) = kind;
+        other.device_units = own.device_units;
+        other.streamed_units = own.streamed_units;
+        other.gathered_units = own.gathered_units;
+        if (is_possible(in, other)) add_residency(describe_residency(kind), other);
       }
       break;
     case PlanChoice::streaming:
-      for (const std::int64_t n : few(most_streamed_units(units, own.device_units), own.residency.streamed_units)) {
-        Residency r = own.residency;
-        r.streamed_units = static_cast<int>(n);
-        add_residency(fmt::format("{} of {} units streamed", n, units), r);
+      for (const std::int64_t n : few(most_streamed_units(units, own.device_units), own.streamed_units)) {
+        Choice other = own;
+        other.streamed_units = static_cast<int>(n);
+        add_residency(fmt::format("{} of {} units streamed", n, units), other);
       }
       break;
     case PlanChoice::gathering:
-      for (const std::int64_t n : few(most_gathered_units(units), own.residency.gathered_units)) {
-        Residency r = own.residency;
-        r.gathered_units = static_cast<int>(n);
-        if (!is_possible(in, r)) r.cast_weights = r.send_masters = false;
-        add_residency(fmt::format("{} of {} units gathered", n, units), r);
+      for (const std::int64_t n : few(most_gathered_units(units), own.gathered_units)) {
+        Choice other = own;
+        other.gathered_units = static_cast<int>(n);
+        if (!is_possible(in, other)) other.cast_weights = other.send_masters = false;
+        add_residency(fmt::format("{} of {} units gathered", n, units), other);
       }
       break;
     case PlanChoice::activations:

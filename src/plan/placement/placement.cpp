@@ -71,36 +71,36 @@ std::string explain_split(const PlacementInputs& in, const ChosenPlan& plan, con
                             estimate_step(in, *more).seconds(), plan.estimate.seconds());
 }
 
-// Says what is not kept on the device, and what that saves.
+// Says what is not kept on the device, and what that saves; empty if all is.
 std::string explain_residency(const PlacementInputs& in, const Choice& choice) {
   const int units = static_cast<int>(in.units.size());
-  const Residency& r = choice.residency;
   std::vector<std::string> ways;
-  if (r.cast_weights)
+  if (choice.cast_weights)
     ways.push_back(fmt::format(
         "{}layers whose optimizer state is on the GPU keep no bf16 weights: they are cast from the fp32 ones before "
         "each {}",
         in.ranks > 1 ? "gathered " : "", in.ranks > 1 ? "gather" : "use"));
-  if (r.send_masters)
+  if (choice.send_masters)
     ways.push_back(
         "nor do those whose optimizer state is on the host: a slice of the fp32 ones travels to each GPU before each "
         "gather");
-  if (r.move_gradients)
+  if (choice.move_gradients)
     ways.push_back(in.micro_batches == 1
                        ? "gradients of layers whose optimizer state is on the host are moved there at once"
                        : "sums of gradients of layers whose optimizer state is on the host are kept there, and come "
                          "back for each micro-batch");
-  if (r.streamed_units > 0)
+  if (choice.streamed_units > 0)
     ways.push_back(
         fmt::format("weights of {} of the {} layers whose optimizer state is on the host are streamed from host memory",
-                    r.streamed_units, most_streamed_units(units, choice.device_units)));
-  if (r.gathered_units > 0)
+                    choice.streamed_units, most_streamed_units(units, choice.device_units)));
+  if (choice.gathered_units > 0)
     ways.push_back(
         fmt::format("of the weights and gradients of {} of the {} layers each GPU keeps a slice of 1/{}, and the "
                     "weights are gathered before each use",
-                    r.gathered_units, most_gathered_units(units), in.ranks));
+                    choice.gathered_units, most_gathered_units(units), in.ranks));
+  if (ways.empty()) return {};
   Choice kept = choice;
-  kept.residency = {};
+  static_cast<Counts&>(kept) = {.device_units = choice.device_units};
   return fmt::format("device memory saved: {}, {}", fmt::join(ways, "; "),
                      format_bytes(beyond(in.memory(kept).device_bytes, in.memory(choice).device_bytes)));
 }
@@ -115,6 +115,14 @@ std::string explain_spare(const PlacementInputs& in, const ChosenPlan& plan) {
 }
 
 }  // namespace
+
+std::string describe_residency(const Counts& counts) {
+  std::vector<std::string_view> ways;
+  if (counts.cast_weights) ways.emplace_back("weights cast for each use");
+  if (counts.send_masters) ways.emplace_back("the host's too");
+  if (counts.move_gradients) ways.emplace_back("gradients moved to the host");
+  return ways.empty() ? "all kept on the device" : fmt::format("{}", fmt::join(ways, ", "));
+}
 
 std::string describe_split(const PlacementInputs& in, int d) {
   const int units = static_cast<int>(in.units.size());
@@ -168,7 +176,7 @@ ChosenPlan choose_placement(const PlacementInputs& in, const Judge& judge) {
   plan.estimate = estimate_step(in, plan);
   plan.why_split = explain_split(in, plan, judge);
   plan.why_spare = explain_spare(in, plan);
-  if (plan.residency != Residency{}) plan.why_residency = explain_residency(in, plan);
+  plan.why_residency = explain_residency(in, plan);
   return plan;
 }
 

@@ -44,7 +44,8 @@ ChosenPlan choose_placement(const PlacementInputs& inputs, const Judge& judge = 
 std::optional<Choice> best_of_split(const PlacementInputs& inputs, int device_units,
                                     const std::vector<Candidate>& considered, const Judge& judge = {});
 
-// Says who owns how much of the state, in words.
+// Says where weights and gradients are, but for numbers of units, in words; and who owns how much of the state.
+std::string describe_residency(const Counts& counts);
 std::string describe_split(const PlacementInputs& inputs, int device_units);
 
 }  // namespace so

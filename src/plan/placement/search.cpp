@@ -43,13 +43,15 @@ bool is_forced(const PlacementInputs& in) { return in.ranks > 1 ? in.forced_gath
 
 // With `part` of away_parts of the units that may not be whole on the device, or as many as the user asked for: they
 // stream, and with several ranks they are gathered.
-Residency with_part(const PlacementInputs& in, int device_units, Residency residency, int part) {
+Choice with_part(const PlacementInputs& in, int device_units, const Counts& residency, int part) {
+  Choice choice{residency, in.over_link == Toggle::on};
+  choice.device_units = device_units;
   const int units = static_cast<int>(in.units.size());
   const int most = in.ranks > 1 ? std::min(in.most_gathered, most_gathered_units(units))
                                 : std::min(in.most_streamed, most_streamed_units(units, device_units));
   const int count = is_forced(in) ? most : (most * part + away_parts - 1) / away_parts;
-  (in.ranks > 1 ? residency.gathered_units : residency.streamed_units) = count;
-  return residency;
+  (in.ranks > 1 ? choice.gathered_units : choice.streamed_units) = count;
+  return choice;
 }
 
 // Where what layers keep leaves the device too little for the page tables of places for new state, also what keeps
@@ -68,8 +70,8 @@ void add_candidate(const PlacementInputs& in, const Choice& choice, const Judge&
 
 double Judge::price(const PlacementInputs& in, const Choice& choice) const {
   int costs = choice.over_link ? 1 : 0;
-  if (choice.residency.send_masters) ++costs;
-  if (choice.residency.move_gradients && in.micro_batches > 1) ++costs;
+  if (choice.send_masters) ++costs;
+  if (choice.move_gradients && in.micro_batches > 1) ++costs;
   return 1 + worth_it * costs;
 }
 
@@ -91,14 +93,12 @@ double Judge::score(const PlacementInputs& in, const Choice& choice) const {
 
 void add_candidates(const PlacementInputs& in, int device_units, const Judge& judge, std::vector<Candidate>& all) {
   const bool any_on_host = device_units < static_cast<int>(in.units.size());
-  for (const Residency& kind : in.residencies) {
-    std::optional<Residency> before;
+  for (const Counts& kind : in.residencies) {
+    std::optional<Choice> before;
     for (int part = 0; part <= (is_forced(in) ? 0 : away_parts); ++part) {
-      Choice choice{.device_units = device_units,
-                    .residency = with_part(in, device_units, kind, part),
-                    .over_link = in.over_link == Toggle::on};
-      if (choice.residency == before || !is_possible(in, choice.residency)) continue;
-      before = choice.residency;
+      Choice choice = with_part(in, device_units, kind, part);
+      if (choice == before || !is_possible(in, choice)) continue;
+      before = choice;
       const std::size_t first = all.size();
       add_candidate(in, choice, judge, all);
       const Candidate& c = all[first];
@@ -163,14 +163,10 @@ std::optional<Left> most_left(const PlacementInputs& in, std::size_t host_bytes)
   if (host_bytes > in.host_budget) return std::nullopt;
   const std::size_t host_budget = in.host_budget - host_bytes;
   std::optional<Left> most;
-  for (const Residency& kind : in.residencies)
+  for (const Counts& kind : in.residencies)
     for (int part = 0; part <= (is_forced(in) ? 0 : away_parts); ++part) {
       if (!is_possible(in, with_part(in, 0, kind, part))) continue;
-      const auto choice = [&](int device_units) {
-        return Choice{.device_units = device_units,
-                      .residency = with_part(in, device_units, kind, part),
-                      .over_link = in.over_link == Toggle::on};
-      };
+      const auto choice = [&](int device_units) { return with_part(in, device_units, kind, part); };
       // The fewest units for which the host has room.
       int first = in.forced_device_units.value_or(0),
           last = in.forced_device_units.value_or(static_cast<int>(in.units.size()));

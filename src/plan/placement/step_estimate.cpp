@@ -88,7 +88,7 @@ double least_seconds(const SimulatedRun& run) {
     const double again = units == 0 ? 0 : 1 - static_cast<double>(std::min(places, units)) / units;
     return 1 + (2 * micro_batches - 1) * again;
   };
-  const double copies = copies_of(placement.count(ResidencyKind::streamed), stream_places),
+  const double copies = copies_of(placement.streamed(), stream_places),
                gather_copies = copies_of(placement.gathered(), gather_places);
   double pass = 0, to_device = 0, to_host = 0, reduce = 0, gather = 0, sums = 0;
   int moved = 0;
@@ -131,19 +131,20 @@ CastSide choose_cast(const MachineRates& r, double state_bytes) {
                                                                                                    : CastSide::host;
 }
 
-bool is_possible(const PlacementInputs& in, Residency residency) {
-  if (in.ranks == 1) return !residency.send_masters;
-  return residency.gathered_units > 0 || (!residency.cast_weights && !residency.send_masters);
+bool is_possible(const PlacementInputs& in, const Counts& counts) {
+  if (in.ranks == 1) return !counts.send_masters;
+  return counts.gathered_units > 0 || (!counts.cast_weights && !counts.send_masters);
 }
 
 namespace {
 
+// The placement of such a run; a rank's buckets are slices of those that are asked for.
 Placement place(const PlacementInputs& in, const Choice& choice) {
   std::vector<Trained> trained;
   for (const UnitWork& unit : in.units)
     trained.push_back(unit.elements == 0 ? Trained::none : unit.frozen_elements == 0 ? Trained::all : Trained::some);
   const Recomputation& again = in.keeps[static_cast<std::size_t>(choice.keep)];
-  return {.units = make_rows(trained, in.ranks, choice.counts(), again.inputs),
+  return {.units = make_rows(trained, in.ranks, choice, again.inputs),
           .ranks = in.ranks,
           .schedule = in.schedule,
           .cast = in.cast,
@@ -234,7 +235,7 @@ std::int64_t wanted_spare_buckets(const PlacementInputs& in, const Choice& choic
 
 // Returns what one place takes. State is pinned where it travels.
 std::size_t spare_table_bytes(const PlacementInputs& in, const Choice& choice) {
-  return choice.over_link || choice.residency.send_masters ? in.spare_table_bytes : 0;
+  return choice.over_link || choice.send_masters ? in.spare_table_bytes : 0;
 }
 
 }  // namespace

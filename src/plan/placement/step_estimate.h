@@ -30,33 +30,13 @@ struct StateMemory {
   std::size_t device_bytes = 0, host_bytes = 0;
 };
 
-// Where the weights and gradients are that need not be whole on the device, to save its memory (offload/engine.h).
-struct Residency {
-  bool cast_weights = false;    // Counts'
-  bool move_gradients = false;  // Counts'
-  int streamed_units = 0;
-  int gathered_units = 0;     // of either owner, with several ranks, of which none stream
-  bool send_masters = false;  // Counts'
-  auto operator<=>(const Residency&) const = default;
-};
-
 // What is chosen together: who owns which state, where weights and gradients are, what layers keep, and the places for
 // new state beside the old.
-struct Choice {
-  int device_units = 0;
-  Residency residency;
+struct Choice : Counts {
   bool over_link = false;          // Placement::over_link
   std::int64_t keep = 0;           // index of PlacementInputs::keeps
   std::int64_t spare_buckets = 0;  // Placement::spare_buckets
   auto operator<=>(const Choice&) const = default;
-  Counts counts() const {
-    return {.device_units = device_units,
-            .streamed_units = residency.streamed_units,
-            .gathered_units = residency.gathered_units,
-            .cast_weights = residency.cast_weights,
-            .send_masters = residency.send_masters,
-            .move_gradients = residency.move_gradients};
-  }
 };
 
 // The steady state of one optimizer step, in seconds.
@@ -114,8 +94,10 @@ struct PlacementInputs {
   std::function<std::size_t(std::int64_t keep)> activation_host_bytes;  // on the host; empty: none
   std::size_t kept_on_host(std::int64_t keep) const { return activation_host_bytes ? activation_host_bytes(keep) : 0; }
   std::function<StateMemory(const Choice&)> memory;  // without activations and places
-  std::vector<Residency> residencies = {{}};         // that may be chosen, what is kept the most first; none streams
-  Toggle over_link = Toggle::off;                    // automatic: to be chosen
+  // Where weights and gradients may be that need not be whole on the device, what is kept the most first; numbers of
+  // units are the search's.
+  std::vector<Counts> residencies = {{}};
+  Toggle over_link = Toggle::off;     // automatic: to be chosen
   int most_streamed = 0;              // each of them also with weights of so many host-owned units streamed, at most
   bool forced_stream = false;         // so many exactly, or as many as may
   int most_gathered = 0;              // with several ranks, each of them also with so many units gathered, at most
@@ -130,13 +112,9 @@ struct PlacementInputs {
   std::string device_name, device_advice, host_advice;
 };
 
-// The placement of such a run; a rank's buckets are slices of those that are asked for.
-Placement place(const PlacementInputs& inputs, int device_units, std::int64_t keep, std::int64_t spare_buckets,
-                Residency residency);
-
 // Whether there is such a residency: with several ranks only weights that are gathered can be made of masters, of which
 // each rank has slices.
-bool is_possible(const PlacementInputs& inputs, Residency residency);
+bool is_possible(const PlacementInputs& inputs, const Counts& counts);
 
 // Describes a step for the simulator (plan/simulate/simulator.h). An element of AdamW moves 2 s + g + w bytes of
 // host memory (s, g, w: its state, gradient and weight): old state read, new state written. The link's copies of

@@ -58,7 +58,7 @@ DeviceProgram make_device_program(const SimulatedRun& run) {
   DeviceProgram program;
   const int units = static_cast<int>(run.units.size());
   const bool several_ranks = run.placement.ranks > 1;
-  const auto streams = [&](int unit) { return run.placement.unit(unit).weights == ResidencyKind::streamed; };
+  const auto streams = [&](int unit) { return is_streamed(run.placement.unit(unit).weights); };
   const auto gathered = [&](int unit) { return is_gathered(run.placement.unit(unit).weights); };
   const std::vector<BackwardStep> backward = backward_steps_of(run);
   for (const SimulatedUnit& unit : run.units) program.pass_seconds += unit.first_forward();

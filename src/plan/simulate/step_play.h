@@ -74,7 +74,7 @@ class StepPlay {
   void note(SimulatedSpan span, double began);  // until now
   bool has_final_weights(int unit) const;
   const Placement& placement() const { return run_.placement; }
-  bool streams(int unit) const { return placement().unit(unit).weights == ResidencyKind::streamed; }
+  bool streams(int unit) const { return is_streamed(placement().unit(unit).weights); }
 
   // ---- The device (play_device.cpp) ----
   // Whether the device can go on; if not, `waits_for_` says for whom it waits.
