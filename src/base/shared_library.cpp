@@ -23,12 +23,13 @@ SharedLibrary load_library(std::span<const std::string> files, LibraryNames name
 void* find_symbol(const SharedLibrary& library, const char* name) { return dlsym(library.handle, name); }
 
 std::vector<std::string> nvidia_files(std::string_view file, std::string_view folder, std::string_view built_with) {
-  std::vector<std::string> files{std::string(file)};
+  std::vector<std::string> files;
   std::error_code error;
   // site-packages/superoffload/bin/superoffload
   const std::filesystem::path bin = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   if (!error && bin.parent_path().filename() == "superoffload")
     files.push_back(fmt::format("{}/nvidia/{}/lib/{}", bin.parent_path().parent_path().string(), folder, file));
+  files.emplace_back(file);
   files.emplace_back(built_with);
   return files;
 }

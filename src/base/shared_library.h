@@ -21,9 +21,10 @@ enum class LibraryNames : bool { local, global };
 // the process has loaded already; empty ones are passed over.
 SharedLibrary load_library(std::span<const std::string> files, LibraryNames names = LibraryNames::local);
 
-// Where a library of NVIDIA's may be, in this order: where the loader searches, in NVIDIA's Python packages beside this
-// program's own (site-packages/nvidia/...), and at `built_with`, where the build found it. `folder` is that of its
-// package, with "cu" and the number for packages of CUDA 13 and later ("cu13"; "cudnn", "nccl").
+// Where a library of NVIDIA's may be, in this order: in NVIDIA's Python packages beside this program's own
+// (site-packages/nvidia/...), which were installed for it, where the loader searches, which may find an older one of
+// the system's, and at `built_with`, where the build found it. `folder` is that of its package, with "cu" and the
+// number for packages of CUDA 13 and later ("cu13"; "cudnn", "nccl").
 std::vector<std::string> nvidia_files(std::string_view file, std::string_view folder, std::string_view built_with = {});
 
 // The function or variable of that name, null if the library has none.

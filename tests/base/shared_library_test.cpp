@@ -29,7 +29,7 @@ TEST(SharedLibrary, SaysWhatTheLoaderSaidOfTheFirst) {
 }
 
 // A test program lies in no package: then there are the loader's search and what the build found.
-TEST(SharedLibrary, OfNvidiaIsSearchedForByTheLoaderFirst) {
+TEST(SharedLibrary, OfNvidiaIsSearchedForByTheLoader) {
   const std::vector<std::string> files = nvidia_files("libcudnn.so.9", "cudnn", "/opt/lib/libcudnn.so.9");
   EXPECT_EQ(files, (std::vector<std::string>{"libcudnn.so.9", "/opt/lib/libcudnn.so.9"}));
 }

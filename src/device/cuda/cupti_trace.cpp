@@ -43,7 +43,7 @@ const Cupti* load_cupti(std::string& reason) {
   static bool loaded = false;
   if (loaded) return &cupti;
   std::vector<std::string> files = nvidia_files("libcupti.so.13", "cu13", "/usr/local/cuda/lib64/libcupti.so");
-  files.insert(files.begin() + 1, "libcupti.so.12");
+  files.emplace_back("libcupti.so.12");
   files.emplace_back("/usr/local/cuda/extras/CUPTI/lib64/libcupti.so");
   const SharedLibrary library = load_library(files);
   if (library.handle == nullptr) {
