@@ -53,7 +53,7 @@ function(so_python_package)
     return()
   endif()
   # The rooms that the engine needs are linked into a shared object.
-  set(rooms base device ranks optim ranks/collectives offload/schedule offload/memory offload train/frameworks options)
+  set(rooms base device ranks io optim ranks/collectives offload/schedule offload/memory offload train/frameworks options)
   foreach(room IN LISTS rooms)
     string(REPLACE "/" "_" target so_${room})
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
