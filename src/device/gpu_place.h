@@ -13,6 +13,8 @@ std::string gpu_pci_address(int index);
 
 // How many CUDA GPUs are visible; 0 without any, or without the CUDA backend. To be asked after find_cuda().
 int gpu_count();
+// Whether a GPU has no memory of its own, but the processor's.
+bool gpu_shares_memory(int index);
 // Returns a text that tells a GPU from all others, also from those that share its board (MIG); empty where it is not
 // known.
 std::string gpu_identity(int index);

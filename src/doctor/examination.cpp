@@ -11,6 +11,7 @@
 #include "base/program_path.h"
 #include "device/backend.h"
 #include "device/cuda_runtime.h"
+#include "device/gpu_place.h"
 #include "doctor/host_findings.h"
 #include "doctor/partition/partition.h"
 #include "io/cache_directory.h"
@@ -56,6 +57,7 @@ Findings examine(const MachineFiles& files, const GpuDriver& driver, const Softw
   find_process_limits(files, findings);
   find_partition(files, findings);
   find_driver(driver, gpus, software, findings);
+  find_gpu_memory(driver, files, machine, software, findings);
   find_pcie_links(driver, gpus, findings);
   find_gpu_clocks(driver, findings);
   find_gpu_topology(driver, findings);
@@ -68,6 +70,7 @@ Findings examine(const MachineFiles& files, const GpuDriver& driver, const Softw
 Software software_of_this_machine() {
   Software software;
   if (const CudaSupport support = cuda_backend().find(0); !support.usable) software.no_cuda = support.reason;
+  software.shares_memory = software.no_cuda.empty() && gpu_shares_memory(0);
   software.cuda_runtime = cuda_runtime_version();
   software.libraries = ask_libraries();
   software.mpi = have_mpi();

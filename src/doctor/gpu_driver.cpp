@@ -21,6 +21,9 @@ struct NvmlPci {
   unsigned domain, bus, device, id, subsystem;
   char bus_id[32];
 };
+struct NvmlMemory {
+  unsigned long long total, free, used;
+};
 struct NvmlC2c {
   unsigned enabled;
 };
@@ -38,6 +41,7 @@ struct Nvml {
   int (*name)(NvmlDevice, char*, unsigned) = nullptr;
   int (*pci)(NvmlDevice, NvmlPci*) = nullptr;
   // Unknown where the driver lacks these functions.
+  int (*memory)(NvmlDevice, NvmlMemory*) = nullptr;
   int (*generation)(NvmlDevice, unsigned*) = nullptr;
   int (*best_generation)(NvmlDevice, unsigned*) = nullptr;
   int (*lanes)(NvmlDevice, unsigned*) = nullptr;
@@ -79,6 +83,7 @@ std::string find_functions(void* library, Nvml& nvml) {
   need(nvml.handle, "nvmlDeviceGetHandleByIndex_v2");
   need(nvml.name, "nvmlDeviceGetName");
   need(nvml.pci, "nvmlDeviceGetPciInfo_v3");
+  find_symbol(library, nvml.memory, "nvmlDeviceGetMemoryInfo");
   find_symbol(library, nvml.generation, "nvmlDeviceGetCurrPcieLinkGeneration");
   find_symbol(library, nvml.best_generation, "nvmlDeviceGetMaxPcieLinkGeneration");
   find_symbol(library, nvml.lanes, "nvmlDeviceGetCurrPcieLinkWidth");
@@ -111,6 +116,8 @@ DriverGpu describe_gpu(const Nvml& nvml, NvmlDevice device) {
   if (nvml.name(device, name.data(), longest_text) == 0) gpu.name = printable(name.data());
   NvmlPci pci{};
   if (nvml.pci(device, &pci) == 0) gpu.bus = kernel_bus(std::string(pci.bus_id, strnlen(pci.bus_id, 32)));
+  // Not where the GPU shares the CPU's.
+  if (const auto memory = value_of<NvmlMemory>(nvml.memory, device)) gpu.memory = memory->total;
   gpu.pcie_generation = value_of<unsigned>(nvml.generation, device);
   gpu.best_pcie_generation = value_of<unsigned>(nvml.best_generation, device);
   gpu.pcie_lanes = value_of<unsigned>(nvml.lanes, device);

@@ -19,6 +19,7 @@ constexpr std::uint64_t idle = 0x1, application_setting = 0x2, power_cap = 0x4, 
 struct DriverGpu {
   std::string bus = {};  // as in sysfs
   std::string name = {};
+  std::optional<std::uint64_t> memory = {};  // bytes of its own
   std::optional<unsigned> pcie_generation = {},
                           best_pcie_generation = {};  // the best that GPU and slot can do together
   std::optional<unsigned> pcie_lanes = {}, best_pcie_lanes = {};

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <span>
 
+#include "base/proc_text.h"
+#include "base/quantities.h"
 #include "plan/machine/hardware.h"
 
 namespace so {
@@ -146,6 +148,33 @@ void find_driver(const GpuDriver& driver, const std::vector<PciGpu>& gpus, const
     f.cost = "everything runs on the CPU";
   }
   findings.push_back(std::move(f));
+}
+
+void find_gpu_memory(const GpuDriver& driver, const MachineFiles& files, const Processors& machine,
+                     const Software& software, Findings& findings) {
+  const bool in_a_node = std::any_of(machine.nodes.begin(), machine.nodes.end(),
+                                     [](const MemoryNode& node) { return node.cpus.empty() && node.bytes > 0; });
+  const std::string parameters = files.text("/proc/driver/nvidia/params").value_or("");
+  const bool asked_for = value_after(parameters, "CoherentGPUMemoryMode") == "\"driver\"";
+  for (std::size_t i = 0; i < driver.gpus.size(); ++i) {
+    const DriverGpu& gpu = driver.gpus[i];
+    Finding f{.check = "gpu_memory", .subject = fmt::format("memory of GPU {}", i)};
+    if (software.shares_memory) {
+      f.found = "the CPU's: a run is planned in that one memory, less a margin, and moves nothing";
+    } else if (!gpu.memory) {
+      f.found = "the driver does not say how much";
+      f.verdict = FindingVerdict::unknown;
+    } else {
+      f.found = format_bytes(*gpu.memory);
+      if (gpu.chip_to_chip == true && in_a_node)
+        f.found += ", which the kernel has as a NUMA node";
+      else if (gpu.chip_to_chip == true)
+        f.found += fmt::format(
+            ", which the driver alone manages (CDMM mode{}): no NUMA node has it, so host memory cannot fall into it",
+            asked_for ? ", NVreg_CoherentGPUMemoryMode=driver" : "");
+    }
+    findings.push_back(std::move(f));
+  }
 }
 
 void find_pcie_links(const GpuDriver& driver, const std::vector<PciGpu>& gpus, Findings& findings) {

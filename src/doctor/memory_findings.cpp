@@ -143,7 +143,8 @@ void find_process_limits(const MachineFiles& files, Findings& findings) {
     f.found = format_bytes(*locked);
     f.verdict = FindingVerdict::unknown;
     f.cost =
-        "NVIDIA's driver does not count what it pins against it; a sandbox or a virtual machine may, and then refuses";
+        "NVIDIA's driver does not count what it pins against it; a sandbox or a virtual machine may, and then copies are "
+        "several times as slow";
     f.mend =
         "ulimit -l unlimited (beyond the hard limit: memlock in /etc/security/limits.conf, docker --ulimit memlock=-1)";
   }

@@ -62,6 +62,15 @@ int nvmlDeviceGetPciInfo_v3(void* device, FakePci* pci) {
   std::snprintf(pci->bus_id, sizeof pci->bus_id, "%s", static_cast<FakeGpu*>(device)->bus);
   return 0;
 }
+struct FakeMemory {
+  unsigned long long total, free, used;
+};
+int nvmlDeviceGetMemoryInfo(void* device, FakeMemory* memory) {
+  const auto& gpu = *static_cast<FakeGpu*>(device);
+  if (gpu.memory == 0 || gpu.refuses_all) return not_supported;
+  *memory = {gpu.memory, gpu.memory, 0};
+  return 0;
+}
 int nvmlDeviceGetCurrPcieLinkGeneration(void* device, unsigned* value) {
   return put(device, &FakeGpu::generation, value);
 }

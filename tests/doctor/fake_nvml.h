@@ -11,7 +11,8 @@ struct FakeGpu {
   unsigned generation = 5, best_generation = 5, lanes = 16, best_lanes = 16, performance_state = 0;
   unsigned clock = 1980, best_clock = 1980, power_limit = 700000, default_power_limit = 700000, links = 18;
   unsigned long long clock_reasons = 0;
-  int chip_to_chip = 0;  // -1: not supported
+  unsigned long long memory = 150'754'820'096;  // 0: not supported
+  int chip_to_chip = 0;                         // -1: not supported
   bool refuses_all = false;
 };
 

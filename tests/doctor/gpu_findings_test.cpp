@@ -49,12 +49,40 @@ class GpuFindings : public testing::Test {
 };
 
 TEST_F(GpuFindings, AGpuInOrder) {
-  for (const char* check : {"gpu", "pcie_link", "gpu_clocks", "cores_near_gpu"})
+  for (const char* check : {"gpu", "gpu_memory", "pcie_link", "gpu_clocks", "cores_near_gpu"})
     expect(check, FindingVerdict::ok, "", "", "");
   expect("gpu", FindingVerdict::ok, "1 x NVIDIA H200, driver 580.95.05 (CUDA 13.0)", "", "");
   expect("pcie_link", FindingVerdict::ok, "PCIe generation 5 x16 (63.0 GB/s each way)", "", "");
   expect("gpu_clocks", FindingVerdict::ok, "1980 of 1980 MHz", "", "");
   EXPECT_EQ(ask_gpu_driver(SO_FAKE_NVML).gpus.at(0).bus, "0000:4e:00.0");
+}
+
+// A superchip's memory is a node without CPUs, unless the driver keeps it to itself.
+TEST_F(GpuFindings, WhoseMemoryItIs) {
+  const auto found = [&] { return finding(look(), "gpu_memory").found; };
+  EXPECT_EQ(found(), "150.8 GB");
+  tree_.file("/proc/driver/nvidia/params", "EnableMSI: 1\nCoherentGPUMemoryMode: \"driver\"\nRmMsg: \"\"\n");
+  EXPECT_EQ(found(), "150.8 GB") << "the mode is of no use to a GPU behind PCIe";
+  gpu().chip_to_chip = 1;
+  EXPECT_EQ(
+      found(),
+      "150.8 GB, which the driver alone manages (CDMM mode, NVreg_CoherentGPUMemoryMode=driver): no NUMA node has "
+      "it, so host memory cannot fall into it");
+  tree_.file("/proc/driver/nvidia/params", "CoherentGPUMemoryMode: \"\"\n");
+  for (int node = 1; node < 9; ++node) tree_.memory_node(node, "", 0);
+  expect("gpu_memory", FindingVerdict::ok, "manages (CDMM mode): no NUMA node has it", "", "");
+  tree_.memory_node(1, "", 96);
+  EXPECT_EQ(found(), "150.8 GB, which the kernel has as a NUMA node");
+}
+
+// Its driver has no answer to questions about memory.
+TEST_F(GpuFindings, AGpuThatSharesTheCpusMemory) {
+  gpu().name = "NVIDIA GB10";
+  gpu().memory = 0;
+  gpu().chip_to_chip = 1;
+  expect("gpu_memory", FindingVerdict::unknown, "the driver does not say how much", "", "");
+  software_.shares_memory = true;
+  expect("gpu_memory", FindingVerdict::ok, "the CPU's: a run is planned in that one memory, less a margin", "", "");
 }
 
 TEST_F(GpuFindings, NoGpuIsNoFault) {

@@ -26,6 +26,13 @@ int gpu_count() {
   return 0;
 }
 
+bool gpu_shares_memory(int index) {
+  int integrated = 0;
+  if (cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, index) == cudaSuccess) return integrated != 0;
+  cudaGetLastError();
+  return false;
+}
+
 std::string gpu_identity(int index) {
   cudaDeviceProp properties;
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
