@@ -112,18 +112,21 @@ void check(PlanOptions& options, OptionOrigins& origins, int) {
          options.gpus, options.gpus == 1 ? "" : "s");
 }
 
+const Backend& backend_of(const HardwareProfile& hardware) {
+  return hardware.one_memory ? shared_cuda_backend() : cuda_backend();
+}
+
 // The limits that the user gives go before those of the hardware.
 PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, const MemoryCaps& caps) {
-  PlanningMachine machine{.backend = &cuda_backend(),
+  PlanningMachine machine{.backend = &backend_of(hardware),
                           .name = hardware.name,
-                          .device_memory = hardware.device_memory,
                           .device_limited_by = "what the hardware file says",
                           .host = {hardware.host_memory, "what the hardware file says"},
                           .pool = &pool,
                           .rates = [rates = hardware.rates] { return rates; },
                           .rates_origin = "by the hardware file"};
-  if (caps.device) machine.device_memory = std::max(hardware.device_memory, *caps.device);
-  if (caps.host) machine.host.available = std::max(hardware.host_memory, *caps.host);
+  if (!hardware.one_memory) machine.device_memory = std::max(hardware.device_memory, caps.device.value_or(0));
+  if (caps.host) enlarge_host(machine, *caps.host);
   apply(caps, machine);
   return machine;
 }
@@ -167,7 +170,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   const ParameterLayout layout(make_parameters(spec, parameter_rules(options)));
   // Threads that are never started on anything: their number counts.
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
-  MemoryCaps caps = memory_caps(cuda_backend(), options.device_memory, options.host_memory);
+  MemoryCaps caps = memory_caps(backend_of(hardware), options.device_memory, options.host_memory);
   if (caps.host) *caps.host /= static_cast<std::size_t>(ranks.per_host);
   const PlanningMachine machine = machine_of(hardware, pool, caps);
   RunRequest request = explained_request(options, origins, model.dtype);
@@ -194,8 +197,9 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
       reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep), backward) *
       micro_batches;
   step.host_share = host_share(layout, plan.engine.placement.count(Owner::device));
-  step.device = {plan.memory.total(MemoryKind::device), *machine.device_memory};
-  step.host = {plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};
+  step.host = {plan.memory.host_total(*machine.backend),
+               hardware.one_memory ? usable_host(machine).available : caps.host.value_or(hardware.host_memory)};
+  step.device = {plan.memory.total(MemoryKind::device), machine.device_memory.value_or(step.host.available)};
   step.disk = saved_bytes(exported_bytes(layout, plan.engine.formats.exported), layout.trained_parameter_elements(),
                           plan.engine.formats.exported, "");
   if (options.json)

@@ -176,10 +176,15 @@ std::string plan_answer(const PlannedStep& step, std::size_t columns) {
   row("hardware", fmt::format("{}: {}", step.hardware.name, begin_of(step.hardware.source)));
   row("step", fmt::format("{} x {} rows of at most {} tokens{}", step.options.gradient_accumulation_steps,
                           step.options.batch_size, step.options.max_length, gpus_text(step)));
-  row("GPU memory", step.device.text() + (several ? " on each" : ""));
   const std::size_t pinned = plan.memory.total(MemoryKind::pinned);
-  row("host memory", fmt::format("{}, {} of it pinned", step.host.times(step.ranks.per_host).text(),
-                                 format_bytes(pinned * static_cast<std::size_t>(step.ranks.per_host))));
+  if (step.hardware.one_memory) {
+    row("memory", fmt::format("{}{}, which GPU and CPU share; {} of it the GPU's", step.host.text(),
+                              several ? " for each" : "", format_bytes(step.device.planned)));
+  } else {
+    row("GPU memory", step.device.text() + (several ? " on each" : ""));
+    row("host memory", fmt::format("{}, {} of it pinned", step.host.times(step.ranks.per_host).text(),
+                                   format_bytes(pinned * static_cast<std::size_t>(step.ranks.per_host))));
+  }
   row("disk", fmt::format("final model {}, a checkpoint {}", format_bytes(step.disk.model),
                           format_bytes(step.disk.checkpoint)));
   row("optimizer", "state " + state_text(step.host_share));

@@ -90,8 +90,18 @@ const Backend& cuda_backend() {
   return backend;
 }
 
+const Backend& shared_cuda_backend() {
+  static const Backend backend = [] {
+    Backend shared = cuda_backend();
+    shared.own_memory = false;
+    return shared;
+  }();
+  return backend;
+}
+
 const Backend& backend_of(const Device& device) {
-  return device.kind() == DeviceKind::cpu ? cpu_backend() : cuda_backend();
+  if (device.kind() == DeviceKind::cpu) return cpu_backend();
+  return device.shares_memory() ? shared_cuda_backend() : cuda_backend();
 }
 
 bool choose_cuda(int index) {
@@ -110,9 +120,11 @@ std::size_t page_table_bytes(const Backend& backend, std::size_t pinned) {
 }
 
 std::size_t held_own_memory(Device& device) {
-  return backend_of(device).own_memory ? device.ledger().held(MemoryKind::device) : 0;
+  return backend_of(device).own_processors ? device.ledger().held(MemoryKind::device) : 0;
 }
 
-std::unique_ptr<Device> make_dry_device(const Backend& backend) { return make_dry_device(backend.kind); }
+std::unique_ptr<Device> make_dry_device(const Backend& backend) {
+  return make_dry_device(backend.kind, !backend.own_memory);
+}
 
 }  // namespace so

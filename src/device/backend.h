@@ -19,11 +19,14 @@ struct Backend {
   // The rooms that implement a kind (device/, ops/ and optim/) select by this; no other room asks for it.
   DeviceKind kind;
 
-  // Memory of kind `device` is the device's own. Else it is the host's: then there is nothing to move, to pin or to
-  // choose a place for, the host's limits hold for all of it, and no plan depends on measured rates.
+  // Memory of kind `device` is the device's own. Else it is the host's: then there is nothing to move or to choose a
+  // place for, and the host's limits hold for all of it.
   bool own_memory;
-  // Its work runs on processors of its own, and leaves the host's cores to host work.
+  // Its work runs on processors of its own, and leaves the host's cores to host work. Else no plan depends on measured
+  // rates.
   bool own_processors;
+  // A GPU without memory of its own: it shares the processor's.
+  bool shares_memory() const { return own_processors && !own_memory; }
 
   // Memory that libraries take beside what is allocated through the device, some of it for each thread of the host.
   struct Reserve {
@@ -71,6 +74,7 @@ struct Backend {
 
 const Backend& cpu_backend();
 const Backend& cuda_backend();
+const Backend& shared_cuda_backend();  // a GPU that shares the processor's memory
 const Backend& backend_of(const Device& device);
 
 // Whether GPU `index` is to be used where the user leaves the choice. Where this machine has a GPU that cannot be used,
@@ -79,7 +83,7 @@ bool choose_cuda(int index);
 
 // The device's own memory for page tables of `pinned` bytes of pinned memory.
 std::size_t page_table_bytes(const Backend& backend, std::size_t pinned);
-// Bytes that are held of the device's own memory.
+// Bytes that are held on a device with processors of its own.
 std::size_t held_own_memory(Device& device);
 // A device like the backend's, with no memory behind it and streams that drop their work.
 std::unique_ptr<Device> make_dry_device(const Backend& backend);

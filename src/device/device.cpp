@@ -36,12 +36,12 @@ std::unique_ptr<Stream> Device::wrap_stream(void*, std::string name) {
 Buffer Device::allocate(MemoryKind kind, std::size_t bytes, std::string name, const Touch& touch) {
   if (bytes == 0) return {};
   const std::lock_guard lock(mutex_);
-  const bool own = kind == MemoryKind::device && this->kind() != DeviceKind::cpu;
+  const bool own = kind == MemoryKind::device && !shares_memory();
   const std::size_t limit = own ? limits_.device : limits_.host;
   if (limit != Limits::none) {
     std::size_t held = 0;
     for (const MemoryKind k : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable})
-      if ((k == MemoryKind::device && this->kind() != DeviceKind::cpu) == own) held += ledger_.held(k);
+      if ((k == MemoryKind::device && !shares_memory()) == own) held += ledger_.held(k);
     if (bytes > limit || held > limit - bytes)
       fail("out of {} memory: {} for '{}' beside {} already held is more than {}, which the run may have",
            own ? "device" : "host", format_bytes(bytes), name, format_bytes(held), format_bytes(limit));

@@ -117,15 +117,17 @@ class Device {
   virtual void make_current() {}
   // False for a dry device: addresses may be compared and offset, never dereferenced, and no work runs.
   virtual bool backed() const = 0;
-  // Memory of kind `device`, in bytes; nothing where that is host memory (the CPU).
+  // Whether memory of kind `device` is the host's: on the CPU, and on a GPU that shares the processor's memory.
+  virtual bool shares_memory() const { return kind() == DeviceKind::cpu; }
+  // Memory of kind `device`, in bytes; nothing where that is host memory.
   struct OwnMemory {
     std::size_t total = 0;
     std::size_t free = 0;  // now; others' use counts
   };
   virtual std::optional<OwnMemory> own_memory() const { return std::nullopt; }
 
-  // Limits on the bytes that are held at once, so that a wrong plan shows: host is pinned and pageable together, and on
-  // the CPU device every kind, since there is one memory.
+  // Limits on the bytes that are held at once, so that a wrong plan shows: host is pinned and pageable together, and
+  // every kind where there is one memory.
   struct Limits {
     static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
     std::size_t device = none, host = none;
@@ -145,6 +147,9 @@ class Device {
   // them slowly. It is not called on a dry device, whose memory has no pages.
   using Touch = std::function<void(void* data, std::size_t bytes)>;
   Buffer allocate(MemoryKind kind, std::size_t bytes, std::string name, const Touch& touch = {});
+  // The address by which this device's kernels reach a pinned buffer; mostly the host's own. Null where the driver
+  // could not map it: then only a stream's copy() and zero() reach it.
+  virtual void* mapped(const Buffer& pinned) const { return pinned.data(); }
 
   Ledger& ledger() { return ledger_; }
 
@@ -178,5 +183,6 @@ CudaSupport find_cuda(int index = 0);
 
 // A device of the given kind with no memory behind it and streams that drop their work.
 std::unique_ptr<Device> make_dry_device(DeviceKind kind);
+std::unique_ptr<Device> make_dry_device(DeviceKind kind, bool shares_memory);
 
 }  // namespace so

@@ -31,7 +31,7 @@ std::unique_ptr<DevicePeers> make_group_peers(Device& device, Communicator& rank
 
 SequenceGroup::SequenceGroup(Communicator& ranks, int size, Device& device, CollectiveRoute route)
     : group_(ranks.split(size)) {
-  if (size == 1 || !backend_of(device).own_memory) return;
+  if (size == 1 || !backend_of(device).own_processors) return;
   ops_ = make_engine_ops(device);
   peers_ = make_group_peers(device, ranks, *group_, route);
 }

@@ -147,7 +147,7 @@ std::optional<std::vector<UnitFactor>> measure_sample(const PlanningMachine& mac
   const std::size_t state =
       static_cast<std::size_t>(layout.elements()) * (size_of(formats.weights) + size_of(formats.gradients));
   constexpr std::size_t beside = std::size_t{1} << 30;  // batches, the table of rotations, libraries
-  if (machine.device_memory && activations + state + beside > *machine.device_memory) return std::nullopt;
+  if (activations + state + beside > machine.device_memory.value_or(usable_host_budget(machine))) return std::nullopt;
 
   const auto ops = make_ops(device);  // an instance is used with one stream
   const auto stream = device.create_stream("measure units");
@@ -176,7 +176,7 @@ std::vector<double> slowest_of_ranks(Communicator& ranks, const std::vector<doub
 std::vector<UnitFactor> measure_units(const PlanningMachine& machine, Runtime& runtime, const DecoderSpec& spec,
                                       const NumberFormats& formats, const TrainingShape& shape, bool any_order,
                                       Communicator& ranks) {
-  if (!machine.backend->own_memory || shape.sequence > 1 || shape.micro_batch_tokens == 0) return {};
+  if (!machine.backend->own_processors || shape.sequence > 1 || shape.micro_batch_tokens == 0) return {};
   const LayerKinds kinds(spec);
   const std::vector<std::int32_t> documents = usual_documents(shape);
   MachineRates rates = machine.rates();

@@ -31,7 +31,10 @@ std::size_t MemoryMeter::device_bytes() const {
 
 std::size_t MemoryMeter::pinned_bytes() const { return ledger_peak(MemoryKind::pinned); }
 
-std::size_t MemoryMeter::host_bytes() const { return peak_resident_bytes(); }
+std::size_t MemoryMeter::host_bytes() const {
+  // What the driver hands out of shared memory is not resident in the process.
+  return peak_resident_bytes() + (backend_of(device_).shares_memory() ? ledger_peak(MemoryKind::device) : 0);
+}
 
 std::map<std::string, std::size_t> MemoryMeter::by_name(MemoryKind kind) const {
   std::map<std::string, std::size_t> names = device_.ledger().peaks(kind);

@@ -37,9 +37,7 @@ bool Fitting::fits(const MemoryCaps& memory) {
   const int gathered = most_gathered_units(request_, run_.layout, request_.gpus);
   if (room_of(machine_).misfit(least_memory(run_.layout, machine_, formats, device_units, request_.gpus, gathered)))
     return false;
-  // Only a whole plan knows how much is to be locked.
-  const bool lock_limited = machine_.lockable && !(machine_.pins_beyond && machine_.pins_beyond(*machine_.lockable));
-  if (machine_.device_memory && !lock_limited) {
+  if (machine_.backend->own_processors) {
     if (placement_) {
       placement_->set_budgets();
     } else {
@@ -119,7 +117,7 @@ PlanningMachine with_memory(PlanningMachine machine, const MemoryCaps& memory) {
     machine.device_cap = memory.device;
   }
   if (memory.host) {
-    machine.host.available = std::max(machine.host.available, *memory.host);
+    enlarge_host(machine, *memory.host);
     machine.host_cap = memory.host;
   }
   return machine;

@@ -30,7 +30,8 @@ std::optional<int> requested_device_units(const PlacementOptions& request, const
                                           const Backend& backend) {
   if (request.offload_optimizer == OptimizerDevice::none) return layout.units();
   if (request.offload_ratio) return device_units_for_ratio(layout, *request.offload_ratio);
-  return backend.own_memory ? std::nullopt : std::optional(0);
+  if (backend.own_memory) return std::nullopt;
+  return backend.own_processors ? layout.units() : 0;  // where memory is shared, nothing is gained on the host
 }
 
 int most_gathered_units(const PlacementOptions& request, const ParameterLayout& layout, int ranks) {

@@ -1,6 +1,7 @@
 #include "plan/training_placement.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/quantities.h"
@@ -21,7 +22,7 @@ MachineRates rates_of(const PlacementQuestion& question, const DecoderSettings& 
 }  // namespace
 
 bool in_any_order(const Backend& backend, bool deterministic) {
-  if (!deterministic && !backend.own_memory)
+  if (!deterministic && !backend.own_processors)
     fail("--deterministic false: the CPU has no quicker way, and gives the same bits in any case; leave it out");
   return !deterministic;
 }
@@ -68,6 +69,7 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
       sizes_(choices_.size()) {
   inputs_.rates = measured_;
   inputs_.ranks = plan_.shape.ranks;
+  inputs_.one_memory = !q_.machine.backend->own_memory;
   inputs_.gathers_together = plan_.engine.collectives != CollectiveRoute::host;
   if (plan_.shape.ranks > 1 && !q_.request.bucket_size_given) set_bucket_of_ranks();
   set_units();
@@ -153,6 +155,7 @@ void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
 void TrainingPlacement::set_sizes() {
   inputs_.activation_bytes = [this](std::int64_t keep) { return activation_bytes(keep); };
   inputs_.activation_host_bytes = [this](std::int64_t keep) {
+    if (inputs_.one_memory) return activation_bytes(keep);
     return kept_host_bytes(q_.spec, plan_.engine.formats.activations, plan_.shape, keep_of(keep));
   };
   inputs_.memory = [this](const Choice& choice) { return state_memory(choice); };
@@ -170,21 +173,21 @@ void TrainingPlacement::set_sizes() {
 }
 
 void TrainingPlacement::set_budgets() {
-  inputs_.device_budget = *q_.machine.device_memory;
+  // All of one memory counts as the host's.
+  inputs_.device_budget = q_.machine.device_memory.value_or(std::numeric_limits<std::size_t>::max());
   inputs_.host_budget = usable_host_budget(q_.machine);
   inputs_.spare_budget = beyond(spare_budget(q_.machine), shared_by_places_);
 }
 
 void TrainingPlacement::set_residencies() {
-  const bool may_be_chosen = plan_.engine.placement.schedule == Schedule::overlapped && may_pin_state();
-  inputs_.over_link = plan_.engine.placement.over_link                                    ? Toggle::on
-                      : q_.request.update_over_link == Toggle::automatic && may_be_chosen ? Toggle::automatic
-                                                                                          : Toggle::off;
+  const bool may_be_chosen = q_.request.update_over_link == Toggle::automatic && !inputs_.one_memory &&
+                             plan_.engine.placement.schedule == Schedule::overlapped && may_pin_state();
+  inputs_.over_link = plan_.engine.placement.over_link ? Toggle::on : may_be_chosen ? Toggle::automatic : Toggle::off;
   const bool narrow = plan_.engine.formats.weights == DType::bf16;  // a cast of fp32 saves nothing
   inputs_.residencies.clear();
   const auto may_move = [&](bool move) {
-    const Toggle wanted = move ? Toggle::on : Toggle::off;
-    return q_.request.move_gradients == Toggle::automatic || q_.request.move_gradients == wanted;
+    if (q_.request.move_gradients == Toggle::automatic) return !move || !inputs_.one_memory;
+    return q_.request.move_gradients == (move ? Toggle::on : Toggle::off);
   };
   for (const bool cast : {false, true})
     for (const bool move : {false, true})
@@ -200,7 +203,7 @@ void TrainingPlacement::set_residencies() {
     inputs_.forced_gather = q_.request.gathered_layers.has_value();
     return;
   }
-  inputs_.most_streamed = q_.request.streamed_layers.value_or(q_.layout.units());
+  inputs_.most_streamed = q_.request.streamed_layers.value_or(inputs_.one_memory ? 0 : q_.layout.units());
   inputs_.forced_stream = q_.request.streamed_layers.has_value();
 }
 
@@ -276,9 +279,9 @@ StateMemory TrainingPlacement::state_memory(const Choice& choice) {
     return known->second = held_memory(q_.layout, settings);
   };
   const HeldMemory all = held(whole), first = held(one);
-  const std::size_t more = all.pinned - first.pinned;
-  return {found.device_bytes + all.device - first.device + page_table_bytes(*q_.machine.backend, more),
-          found.host_bytes + more};
+  const std::size_t more = all.pinned - first.pinned,
+                    device = all.device - first.device + page_table_bytes(*q_.machine.backend, more);
+  return {found.device_bytes + device, found.host_bytes + more + (inputs_.one_memory ? device : 0)};
 }
 
 MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
@@ -297,9 +300,7 @@ MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
   return {std::move(brief), nothing.advice, std::move(memory), std::move(lines)};
 }
 
-bool TrainingPlacement::may_pin_state() const {
-  return !q_.machine.lockable || (q_.machine.pins_beyond && q_.machine.pins_beyond(*q_.machine.lockable));
-}
+bool TrainingPlacement::may_pin_state() const { return !q_.machine.pins_state || q_.machine.pins_state(); }
 
 bool TrainingPlacement::is_as_summed(const Choice& choice) {
   Choice without = choice;

@@ -30,7 +30,7 @@ extern const std::string_view whole_on_each_rank;
 struct PlacementQuestion {
   const DecoderSpec& spec;
   const ParameterLayout& layout;
-  const PlanningMachine& machine;  // has device memory of its own
+  const PlanningMachine& machine;  // the device has processors of its own
   const RunRequest& request;
   WeightOrigin origin = WeightOrigin::files;
   MemoryAdvice advice;
@@ -58,7 +58,7 @@ class TrainingPlacement {
   void set_cast(PlacementInputs& inputs, CastSide side) const;
   void set_sizes();
   void set_residencies();
-  // Whether all state may be pinned: a machine that counts what is pinned has no room for that.
+  // Whether all state may be pinned, since it travels slowly otherwise.
   bool may_pin_state() const;
   std::vector<Keep> keep_of(std::int64_t index) const;
   std::size_t activation_bytes(std::int64_t index);

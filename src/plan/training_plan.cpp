@@ -67,7 +67,7 @@ void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, co
   plan.memory.add_beside(MemoryKind::pageable, "program and data so far", machine.held.value_or(resident_bytes()));
   // Measuring may have held more memory than the run will. Then measuring is the peak.
   const std::size_t peak = machine.held ? 0 : peak_resident_bytes(), total = plan.memory.host_total(*machine.backend);
-  if (machine.backend->own_memory && peak > total)
+  if (machine.backend->own_processors && peak > total)
     plan.memory.add_beside(MemoryKind::pageable, "measuring, before the run", peak - total);
 }
 
@@ -92,7 +92,7 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
                                          : ", as asked"));
   const int device_units = plan.engine.placement.count(Owner::device);
   if (host_share(layout, device_units) > 0)
-    if (device_units == 0 || machine.device_memory)
+    if (device_units == 0 || machine.backend->own_processors)
       plan.reasons.push_back(fmt::format(
           "buckets of {} in fp32{}; {} transfer buffers in each direction; AdamW on {} host thread{}",
           format_bytes(static_cast<std::size_t>(bucket) * sizeof(float)),
@@ -110,7 +110,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   Placement& placement = plan.engine.placement;
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
-  if (machine.device_memory) {
+  if (machine.backend->own_processors) {
     TrainingPlacement({spec, layout, machine, request, origin, training_advice}, plan).choose();
     plan.memory = state().memory;
     // Places were counted by what one takes of the host; what they share depends on owners and residency, and where
@@ -120,9 +120,13 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
                       tables = std::max<std::size_t>(1, page_table_bytes(*machine.backend, place));
     const std::size_t inputs = kept_host_bytes(spec, plan.decoder.formats.activations, shape, plan.decoder.keep);
     while (placement.spare_buckets > 0) {
-      const std::size_t host = beyond(plan.memory.host_total(*machine.backend) + inputs, usable_host_budget(machine)),
-                        device = beyond(plan.memory.total(MemoryKind::device, once_loaded) + plan.activation_bytes,
-                                        *machine.device_memory);
+      const std::size_t on_host = inputs + (machine.backend->own_memory ? 0 : plan.activation_bytes),
+                        host = beyond(plan.memory.host_total(*machine.backend) + on_host, usable_host_budget(machine)),
+                        device =
+                            !machine.device_memory
+                                ? 0
+                                : beyond(plan.memory.total(MemoryKind::device, once_loaded) + plan.activation_bytes,
+                                         *machine.device_memory);
       if (host == 0 && device == 0) break;
       const std::size_t places = std::max(host / place, device / tables) + 1;
       placement.spare_buckets = std::max<std::int64_t>(0, placement.spare_buckets - static_cast<std::int64_t>(places));

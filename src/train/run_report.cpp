@@ -54,8 +54,10 @@ std::string plan_line(const StepOptions& options, const TrainingPlan& plan, cons
 }
 
 std::string memory_line(const TrainingPlan& plan, const PlanningMachine& machine) {
-  const std::string host = fmt::format("host {} of {}", format_bytes(plan.memory.host_total(*machine.backend)),
-                                       format_bytes(usable_host(machine).available));
+  const bool shared = machine.backend->shares_memory();
+  const std::string host =
+      fmt::format("{}{} of {}{}", shared ? "" : "host ", format_bytes(plan.memory.host_total(*machine.backend)),
+                  format_bytes(usable_host(machine).available), shared ? ", which GPU and CPU share" : "");
   if (!machine.device_memory) return "memory: " + host + (plan.shape.ranks > 1 ? " for each rank" : "");
   return fmt::format("memory: GPU {} of {}; {}", format_bytes(plan.memory.total(MemoryKind::device)),
                      format_bytes(*machine.device_memory), host);

@@ -44,7 +44,8 @@ void Trainer::record_summary(Outcome outcome, std::span<const PlannedFigure> fig
   for (const std::string& line : describe(totals)) log_result(line);
   log_detail("{}", gradients_line(totals));
   if (measured.left_out > 0) log_detail("{}", left_out_line(measured));
-  if (measured.steps > 0 && in_.runtime.device().own_memory()) log_detail("{}", overlap_line(overlap, steps));
+  if (measured.steps > 0 && backend_of(in_.runtime.device()).own_processors)
+    log_detail("{}", overlap_line(overlap, steps));
 }
 
 void Trainer::report(const Step& r) {

@@ -1,6 +1,7 @@
 // superoffload plan: a run planned for a machine that is not there.
 #include <gtest/gtest.h>
 
+#include "support/errors.h"
 #include "support/files.h"
 #include "support/label.h"
 #include "support/paths.h"
@@ -58,6 +59,29 @@ TEST(Plan, StaysWithinTheMachine) {
         << hardware;
     EXPECT_GT(p.expected("tokens_per_s"), 0);
   }
+}
+
+// A GPU that shares the CPU's memory has no other one to move anything to.
+TEST(Plan, PlansOneMemoryWhereGpuAndCpuShareIt) {
+  const TemporaryDirectory directory;
+  const std::vector<std::string> words{test::binary(), "plan",         "--model", "qwen3-4b",     "--hardware",
+                                       "mi300a",       "--batch_size", "1",       "--max_length", "2048"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    return run(more, directory.path());
+  };
+  const Outcome answer = with({});
+  expect_in(answer.out, {"memory       ", "which GPU and CPU share", "100% in the GPU's memory"});
+  EXPECT_EQ(answer.out.find("host memory"), std::string::npos) << answer.out;
+  const json most = json::parse(with({"--json"}).out);
+  EXPECT_EQ(most.at("host_share"), 0);
+  EXPECT_LT(most.at("host_memory").at("available_bytes").get<double>(), 120e9) << "a margin stays free";
+  EXPECT_GT(most.at("host_memory").at("planned_bytes"), most.at("device_memory").at("planned_bytes"));
+  for (const char* bytes : {"80GB", "300GB"})
+    EXPECT_EQ(json::parse(with({"--json", "--host_memory", bytes}).out).at("host_memory").at("available_bytes"),
+              std::stod(bytes) * 1e9);
+  expect_in(with({"--host_memory", "40GB"}).err, {"not enough memory", "40.0 GB available (--host_memory)"});
+  expect_in(with({"--device_memory", "80GB"}).err, {"the GPU shares the CPU's memory", "--host_memory"});
 }
 
 // In place of what the hardware has, whether that is less or more.

@@ -29,6 +29,7 @@ TEST(Hardware, WhatIsWrittenReadsBack) {
     EXPECT_EQ(read.source, p.source);
     EXPECT_EQ(read.device_memory, p.device_memory);
     EXPECT_EQ(read.host_memory, p.host_memory);
+    EXPECT_EQ(read.one_memory, p.one_memory);
     EXPECT_EQ(read.host_threads, p.host_threads);
     for (const auto member : {&MachineRates::gemm_flops, &MachineRates::device_memory, &MachineRates::link_to_host,
                               &MachineRates::link_to_device, &MachineRates::host_adamw, &MachineRates::host_adamw_wide,
@@ -112,10 +113,21 @@ TEST(Hardware, EfficienciesAreTheH200sWhereAFileSaysNone) {
   expect_refused(file, {"mine.json: sources.link", "not a key of a hardware file"});
 }
 
-TEST(Hardware, OneMemoryForBothIsNotCountedTwice) {
+TEST(Hardware, OneMemoryForBothIsSaidOnce) {
   const HardwareProfile p = resolve_hardware("mi300a");
-  EXPECT_LE(p.device_memory + p.host_memory, 128e9);
-  test::expect_in(p.source, {"share one memory of 128 GB", "116 GB as the device's", "assumed"});
+  EXPECT_TRUE(p.one_memory);
+  EXPECT_LE(p.device_memory, 128e9);
+  test::expect_in(p.source, {"share one memory of 128 GB", "assumed"});
+  json file = some();
+  EXPECT_FALSE(parse_hardware(file.dump(), "mine.json").one_memory);
+  file["one_memory"] = false;
+  EXPECT_FALSE(parse_hardware(file.dump(), "mine.json").one_memory);
+  file["one_memory"] = true;
+  expect_refused(file, {"mine.json: one_memory", "device_memory_bytes and host_memory_bytes must be the same"});
+  file["host_memory_bytes"] = file["device_memory_bytes"];
+  EXPECT_TRUE(parse_hardware(file.dump(), "mine.json").one_memory);
+  file["one_memory"] = 1;
+  expect_refused(file, {"mine.json: one_memory", "expected true or false"});
 }
 
 TEST(Hardware, AFileWinsAndAnUnknownNameListsTheKnown) {

@@ -92,7 +92,7 @@ struct Refused {
   std::string what, brief, short_of;
 };
 Refused refusal(const Backend& kind, std::size_t host, const DeviceMemory* device = nullptr) {
-  const MemoryRoom room{&kind, {host, "cgroup /box"}, device ? std::optional(*device) : std::nullopt, {}, nullptr};
+  const MemoryRoom room{&kind, {host, "cgroup /box"}, device ? std::optional(*device) : std::nullopt};
   const auto error = room.misfit(example(), {.for_device = "buy another", .for_host = "buy more"});
   if (!error) return {};
   EXPECT_EQ(error->plan().entries.size(), example().entries.size());
@@ -104,7 +104,7 @@ TEST(MemoryPlan, WhatFitsIsAccepted) {
   EXPECT_EQ(refusal(cuda_backend(), 8'300'000'999).what, "");
   const DeviceMemory gpu{"GPU", 10'500'000'000};
   EXPECT_EQ(refusal(cuda_backend(), 8'300'000'999, &gpu).what, "");
-  EXPECT_FALSE((MemoryRoom{&cpu_backend(), {0, "nothing"}, {}, {}, nullptr}).misfit(MemoryPlan()).has_value());
+  EXPECT_FALSE((MemoryRoom{&cpu_backend(), {0, "nothing"}, {}}).misfit(MemoryPlan()).has_value());
 }
 
 TEST(MemoryPlan, WhatDoesNotFitIsRefusedWithTheReason) {

@@ -15,11 +15,14 @@ namespace {
 // A device that says what memory it has.
 class FakeGpu final : public Device {
  public:
-  explicit FakeGpu(std::size_t free) : free_(free) {}
+  explicit FakeGpu(std::size_t free, bool shares = false) : free_(free), shares_(shares) {}
   DeviceKind kind() const override { return DeviceKind::cuda; }
   std::string name() const override { return "Fake GPU"; }
   bool backed() const override { return false; }
-  std::optional<OwnMemory> own_memory() const override { return OwnMemory{free_ + 5, free_}; }
+  bool shares_memory() const override { return shares_; }
+  std::optional<OwnMemory> own_memory() const override {
+    return shares_ ? std::nullopt : std::optional(OwnMemory{free_ + 5, free_});
+  }
   std::unique_ptr<Stream> create_stream(std::string) override { return nullptr; }
   std::unique_ptr<Event> create_event(Timing, Waiting) override { return nullptr; }
 
@@ -29,6 +32,7 @@ class FakeGpu final : public Device {
 
  private:
   std::size_t free_;
+  bool shares_;
 };
 
 TEST(MemoryRoom, IsTheDevicesOwnMemoryAndTheHosts) {
@@ -47,6 +51,23 @@ TEST(MemoryRoom, IsTheDevicesOwnMemoryAndTheHosts) {
   plan.add(MemoryKind::pageable, "optimizer state", std::size_t{1} << 60);
   expect_in(std::string(room_of(enough).misfit(plan, {"device", "use less"}).value().what()),
             {"optimizer state", "use less"});
+}
+
+TEST(MemoryRoom, IsOneMemoryLessAMarginWhereAGpuSharesTheCpus) {
+  FakeGpu shared(0, true);
+  const MemoryRoom room = room_of(shared);
+  EXPECT_FALSE(room.device);
+  EXPECT_LT(room.host.available, available_host_memory().available * 0.97);
+  expect_in(room.host.limited_by, {"which GPU and CPU share, less "});
+  // Memory of both kinds counts, and one limit holds for both.
+  MemoryPlan plan;
+  plan.add(MemoryKind::device, "weights", room.host.available);
+  EXPECT_FALSE(room.misfit(plan));
+  plan.add(MemoryKind::pinned, "ring", 4096);
+  expect_in(std::string(room.misfit(plan, {"device", "use less"}).value().what()), {"weights", "use less"});
+  shared.limit_memory({.host = 1000});
+  const Buffer weights = shared.allocate(MemoryKind::device, 600, "weights");
+  expect_in(refusal([&] { shared.allocate(MemoryKind::pinned, 401, "ring"); }), {"out of host memory", "1000 bytes"});
 }
 
 }  // namespace

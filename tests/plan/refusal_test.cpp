@@ -216,18 +216,5 @@ TEST(PlanChanges, AreSoughtNoLongerThanAllowed) {
   EXPECT_EQ(asked, 0) << "no time, no plans";
 }
 
-TEST(PlanChanges, APlanThatPinsMoreThanMayBeLockedIsRefusedWhereTheLimitApplies) {
-  Planned planned("qwen3-4b", cuda_backend(), 149, 134);
-  const PlanQuestion free = planned.question();
-  EXPECT_NO_THROW(free.plan(planned.asked));
-  planned.machine.lockable = std::size_t{1} << 20;
-  planned.machine.pins_beyond = [](std::size_t bytes) { return bytes < (std::size_t{1} << 20); };
-  const std::string refused = refusal([&] { planned.question().plan(planned.asked); });
-  expect_in(refused, {"not enough memory that can be pinned", "RLIMIT_MEMLOCK", "ulimit -l"});
-  // A driver that the limit does not count for.
-  planned.machine.pins_beyond = [](std::size_t) { return true; };
-  EXPECT_NO_THROW(planned.question().plan(planned.asked));
-}
-
 }  // namespace
 }  // namespace so::test

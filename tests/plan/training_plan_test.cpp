@@ -31,7 +31,7 @@ struct FakeMachine {
     machine.host = {static_cast<std::size_t>(host_gb * 1e9), "free memory"};
     machine.pool = &pool;
     machine.rates = [this] {
-      EXPECT_EQ(machine.backend, &cuda_backend()) << "nothing on the CPU device depends on rates";
+      EXPECT_TRUE(machine.backend->own_processors) << "nothing on the CPU device depends on rates";
       return gpu_rates(1.2e11);
     };
   }
@@ -151,8 +151,8 @@ TEST(PlanTraining, UpdatesOverTheLinkWhereThatIsQuicker) {
   // There is nothing to gain where the host owns nothing, nor where its work is hidden.
   EXPECT_FALSE(machine.plan(small_llama(), {300, 900, 512, 1}).engine.placement.over_link);
   EXPECT_FALSE(machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.3}).engine.placement.over_link);
-  // A machine that counts what is pinned has no room for all state to be.
-  machine.machine.lockable = std::size_t{40} << 30;
+  // State that the device does not reach by itself travels slowly.
+  machine.machine.pins_state = [] { return false; };
   EXPECT_FALSE(machine.plan(qwen3_14b(), short_step, all).engine.placement.over_link);
 }
 
@@ -171,6 +171,38 @@ TEST(PlanTraining, TakesLessWithMomentsInBf16) {
       EXPECT_LT(b.estimate->host, 0.8 * a.estimate->host) << "24 bytes an element instead of 32";
     }
   }
+}
+
+// A GPU that shares the CPU's memory: nothing is moved to where it would take the same room.
+TEST(PlanTraining, OffloadsNothingWhereTheGpuSharesTheCpusMemory) {
+  FakeMachine shared(shared_cuda_backend(), 0, 128);
+  const std::size_t most = usable_host(shared.machine).available;
+  EXPECT_LE(most, 122e9) << "a margin, since running out may hang the machine";
+  const auto planned = [&](const DecoderSpec& spec, const TrainingShape& shape,
+                           const PlacementOptions& placement = {}) {
+    const TrainingPlan plan = shared.plan(spec, shape, placement);
+    EXPECT_LE(plan.memory.host_total(shared_cuda_backend()), most) << "of both";
+    EXPECT_GT(plan.memory.total(MemoryKind::device), plan.memory.total(MemoryKind::pinned));
+    return plan;
+  };
+  const ParameterLayout layout(make_parameters(preset_spec("qwen3-4b")));
+  for (const std::int64_t tokens : {4096, 65536}) {
+    const TrainingPlan plan = planned(preset_spec("qwen3-4b"), {tokens, 0, 4096, 1});
+    EXPECT_EQ(plan.engine.placement.count(Owner::device), layout.units());
+    EXPECT_EQ(plan.engine.placement.count(ResidencyKind::streamed), 0);
+    EXPECT_FALSE(plan.engine.placement.moves());
+    EXPECT_EQ(plan.engine.placement.spare_buckets, 0);
+    for (const Keep keep : plan.decoder.keep) EXPECT_NE(keep, Keep::host);
+    ASSERT_TRUE(plan.estimate) << "a step is expected as on any GPU";
+    EXPECT_EQ(plan.estimate->exposed, 0) << "nothing travels";
+  }
+  // What is asked for is done, though it saves nothing.
+  const TrainingPlan asked = planned(preset_spec("qwen3-4b"), {4096, 0, 4096, 1}, {.offload_ratio = 1});
+  EXPECT_EQ(asked.engine.placement.count(Owner::device), 0);
+  const std::string refused = refusal([&] { shared.plan(qwen3_14b(), four_rows); });
+  expect_in(refused, {"not enough memory: ", "short of", "--batch_size"});
+  EXPECT_EQ(refused.find("host memory"), std::string::npos) << refused;
+  EXPECT_EQ(refused.find("as asked"), std::string::npos) << refused;
 }
 
 SO_LABEL(sweep, "PlanTraining.RefusesWhatCannotBe");

@@ -11,14 +11,15 @@
 
 #include "base/delay_point.h"
 #include "base/error.h"
-#include "base/quantities.h"
 #include "device/cuda/cublas_lt.h"
 #include "device/cuda/cuda_check.h"
 #include "device/cuda/cudnn_library.h"
 #include "device/cuda/empty_kernel.h"
 #include "device/cuda/stream_thread.h"
 #include "device/cuda_runtime.h"
+#include "device/gpu_place.h"
 #include "device/host_pages.h"
+#include "device/host_pinning.h"
 #include "device/trace.h"
 
 namespace so {
@@ -136,17 +137,24 @@ LiveStreams& live_streams() {
 class CudaStream final : public Stream {
  public:
   // On `device`, which must be the calling thread's current one.
-  CudaStream(Device& device, Failure& failure, WaitWords& words, std::string name)
-      : device_(device), failure_(failure), words_(words), name_(std::move(name)) {
+  CudaStream(Device& device, Failure& failure, WaitWords& words, HostPinning& pinning, std::string name)
+      : device_(device), failure_(failure), words_(words), pinning_(pinning), name_(std::move(name)) {
     SO_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     const std::lock_guard lock(live_streams().mutex);
     live_streams().names[stream_] = name_;
   }
   // Another library's.
-  CudaStream(Device& device, Failure& failure, WaitWords& words, std::string name, cudaStream_t stream)
-      : device_(device), failure_(failure), words_(words), name_(std::move(name)), owned_(false), stream_(stream) {}
+  CudaStream(Device& device, Failure& failure, WaitWords& words, HostPinning& pinning, std::string name,
+             cudaStream_t stream)
+      : device_(device),
+        failure_(failure),
+        words_(words),
+        pinning_(pinning),
+        name_(std::move(name)),
+        owned_(false),
+        stream_(stream) {}
   ~CudaStream() override {
-    if (owned_ || thread_) cudaStreamSynchronize(stream_);
+    if (owned_ || thread_ || copies_) cudaStreamSynchronize(stream_);
     thread_.reset();
     if (!owned_) return;
     {
@@ -170,10 +178,14 @@ class CudaStream final : public Stream {
   }
   void wait(Event& event) override { SO_CUDA(cudaStreamWaitEvent(get(), cuda(event).get(), 0)); }
   void copy(void* to, const void* from, std::size_t bytes) override {
-    if (bytes > 0) SO_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, get()));
+    if (bytes == 0) return;
+    if (!pinning_.plain()) return copies().copy(to, from, bytes, verbs());
+    SO_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, get()));
   }
   void zero(void* to, std::size_t bytes) override {
-    if (bytes > 0) SO_CUDA(cudaMemsetAsync(to, 0, bytes, get()));
+    if (bytes == 0) return;
+    if (!pinning_.plain()) return copies().zero(to, bytes, verbs());
+    SO_CUDA(cudaMemsetAsync(to, 0, bytes, get()));
   }
   void yield() override { enqueue_empty_kernel(get()); }
   void host(std::string_view name, std::function<void()> function) override {
@@ -194,6 +206,18 @@ class CudaStream final : public Stream {
   }
 
  private:
+  PinnedCopies& copies() {
+    if (!copies_) copies_ = std::make_unique<PinnedCopies>(pinning_);
+    return *copies_;
+  }
+  PinnedCopies::Verbs verbs() {
+    return {.copy = [stream = get()](
+                        void* to, const void* from,
+                        std::size_t bytes) { SO_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream)); },
+            .zero = [stream = get()](void* to, std::size_t bytes) { SO_CUDA(cudaMemsetAsync(to, 0, bytes, stream)); },
+            .host = [this](std::function<void()> work) { host("copy through a pinned block", std::move(work)); }};
+  }
+
   struct HostWork {
     Failure& failure;
     std::string name;
@@ -213,18 +237,21 @@ class CudaStream final : public Stream {
   Device& device_;
   Failure& failure_;
   WaitWords& words_;
+  HostPinning& pinning_;
   const std::string name_;
   const bool owned_ = true;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<StreamThread> thread_;  // null until something is awaited
+  std::unique_ptr<PinnedCopies> copies_;  // null while all host memory is pinned whole
 };
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) : index_(index) {
+  CudaDevice(int index, PinningCalls pinning) : index_(index), pinning_(std::move(pinning)) {
     cudaDeviceProp p;
     SO_CUDA(cudaGetDeviceProperties(&p, index));
     name_ = p.name;
+    shares_memory_ = gpu_shares_memory(index);
     properties_ = {index, p.multiProcessorCount, 10 * p.major + p.minor, static_cast<std::size_t>(p.l2CacheSize)};
   }
 
@@ -235,7 +262,13 @@ class CudaDevice final : public Device {
   bool backed() const override { return true; }
   const CudaProperties& properties() const { return properties_; }
   void fail_streams(std::exception_ptr error) { failure_.set(std::move(error)); }
+  bool shares_memory() const override { return shares_memory_; }
+  void* mapped(const Buffer& pinned) const override {
+    use();
+    return pinning_.mapped(pinned.data());
+  }
   std::optional<OwnMemory> own_memory() const override {
+    if (shares_memory_) return std::nullopt;  // CUDA would count the page cache as used
     OwnMemory memory;
     use();
     SO_CUDA(cudaMemGetInfo(&memory.free, &memory.total));
@@ -244,12 +277,13 @@ class CudaDevice final : public Device {
   std::unique_ptr<Stream> create_stream(std::string name) override {
     use();
     words_.allocate();
-    return std::make_unique<CudaStream>(*this, failure_, words_, std::move(name));
+    return std::make_unique<CudaStream>(*this, failure_, words_, pinning_, std::move(name));
   }
   std::unique_ptr<Stream> wrap_stream(void* handle, std::string name) override {
     use();
     words_.allocate();
-    return std::make_unique<CudaStream>(*this, failure_, words_, std::move(name), static_cast<cudaStream_t>(handle));
+    return std::make_unique<CudaStream>(*this, failure_, words_, pinning_, std::move(name),
+                                        static_cast<cudaStream_t>(handle));
   }
   std::unique_ptr<Event> create_event(Timing timing, Waiting waiting) override {
     use();
@@ -269,21 +303,9 @@ class CudaDevice final : public Device {
       cuda_check(status, "cudaMalloc");
       return data;
     }
-    // Pages of our own, so that no more is pinned than was asked for: CUDA's own pinned allocator rounds up.
+    if (kind == MemoryKind::pinned) return pinning_.take(bytes, touch);
     void* data = map_host_pages(bytes);
     if (data && touch) touch(data, bytes);
-    if (data && kind == MemoryKind::pinned) {
-      const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
-      if (status != cudaSuccess) {
-        cudaGetLastError();
-        unmap_host_pages(data, bytes);
-        if (const std::string advice = lock_limit_advice(bytes); !advice.empty())
-          fail("the CUDA driver cannot pin {} of host memory ({}); {}", format_bytes(bytes), cudaGetErrorString(status),
-               advice);
-        if (status == cudaErrorMemoryAllocation) return nullptr;
-        cuda_check(status, "cudaHostRegister");
-      }
-    }
     return data;
   }
   void free_memory(MemoryKind kind, void* data, std::size_t bytes) noexcept override {
@@ -291,7 +313,7 @@ class CudaDevice final : public Device {
       cudaFree(data);
       return;
     }
-    if (kind == MemoryKind::pinned) cudaHostUnregister(data);
+    if (kind == MemoryKind::pinned) return pinning_.give_back(data);
     unmap_host_pages(data, bytes);
   }
 
@@ -301,9 +323,11 @@ class CudaDevice final : public Device {
 
   const int index_;
   std::string name_;
+  bool shares_memory_ = false;
   CudaProperties properties_;
   Failure failure_;
   WaitWords words_;
+  HostPinning pinning_;
 };
 
 }  // namespace
@@ -380,9 +404,11 @@ CudaSupport find_cuda(int index) {
   return {reason.empty(), std::move(reason)};
 }
 
-std::unique_ptr<Device> make_cuda_device(int index) {
+std::unique_ptr<Device> make_cuda_device(int index) { return make_cuda_device(index, cuda_pinning_calls()); }
+
+std::unique_ptr<Device> make_cuda_device(int index, PinningCalls pinning) {
   if (const std::string reason = why_not(index); !reason.empty()) fail("{}", reason);
-  return std::make_unique<CudaDevice>(index);
+  return std::make_unique<CudaDevice>(index, std::move(pinning));
 }
 
 }  // namespace so

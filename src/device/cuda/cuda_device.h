@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/host_pinning.h"
 
 namespace so {
 
@@ -23,6 +24,11 @@ struct CudaProperties {
 // it goes there. A handle must not be passed to another thread. Bug if the stream belongs to another backend.
 cudaStream_t cuda_stream(Stream& stream);
 const CudaProperties& cuda_properties(Device& device);
+
+// The driver's, for the thread's current device.
+PinningCalls cuda_pinning_calls();
+// make_cuda_device() with others, which tests have refuse.
+std::unique_ptr<Device> make_cuda_device(int index, PinningCalls pinning);
 
 // Whoever waits for this device's streams and events from now on throws `error`, as if host work had thrown it, unless
 // there is an earlier one. Thread-safe, and waits for nothing.

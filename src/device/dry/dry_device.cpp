@@ -35,8 +35,9 @@ class DryStream final : public Stream {
 
 class DryDevice final : public Device {
  public:
-  explicit DryDevice(DeviceKind kind) : kind_(kind) {}
+  DryDevice(DeviceKind kind, bool shares_memory) : kind_(kind), shares_memory_(shares_memory) {}
   DeviceKind kind() const override { return kind_; }
+  bool shares_memory() const override { return shares_memory_; }
   std::string name() const override { return "dry run"; }
   bool backed() const override { return false; }
   std::unique_ptr<Stream> create_stream(std::string name) override {
@@ -53,11 +54,16 @@ class DryDevice final : public Device {
 
  private:
   const DeviceKind kind_;
+  const bool shares_memory_;
   std::atomic<std::uintptr_t> next_{std::uintptr_t{1} << 44};
 };
 
 }  // namespace
 
-std::unique_ptr<Device> make_dry_device(DeviceKind kind) { return std::make_unique<DryDevice>(kind); }
+std::unique_ptr<Device> make_dry_device(DeviceKind kind) { return make_dry_device(kind, kind == DeviceKind::cpu); }
+
+std::unique_ptr<Device> make_dry_device(DeviceKind kind, bool shares_memory) {
+  return std::make_unique<DryDevice>(kind, shares_memory);
+}
 
 }  // namespace so

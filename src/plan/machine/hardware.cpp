@@ -214,13 +214,21 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
   const ordered_json json = parse_text(text, origin);
   const std::string file_name = printable_path(origin);
   const Reader file(json, file_name);
-  file.only({"name", "source", "device_memory_bytes", "host_memory_bytes", "host_threads", "rates", "adamw",
-             "efficiencies", "hosts", "between_gpus", "sources"});
+  file.only({"name", "source", "one_memory", "device_memory_bytes", "host_memory_bytes", "host_threads", "rates",
+             "adamw", "efficiencies", "hosts", "between_gpus", "sources"});
   HardwareProfile profile;
   profile.name = file.text("name");
   profile.source = file.text("source");
   profile.device_memory = static_cast<std::size_t>(file.positive("device_memory_bytes", most_bytes));
   profile.host_memory = static_cast<std::size_t>(file.positive("host_memory_bytes", most_bytes));
+  if (json.contains("one_memory")) {
+    if (!json["one_memory"].is_boolean()) fail("{}: one_memory: expected true or false", file_name);
+    profile.one_memory = json["one_memory"].get<bool>();
+  }
+  if (profile.one_memory && profile.device_memory != profile.host_memory)
+    fail(
+        "{}: one_memory: GPU and CPU share it, so device_memory_bytes and host_memory_bytes must be the same: all of it",
+        file_name);
   profile.host_threads = static_cast<int>(std::ceil(file.positive("host_threads", 4096)));
   read_table(Reader(file.at("rates"), file_name, "rates."), rates, profile.rates);
   if (json.contains("adamw")) profile.rates.adamw = read_tuning(json["adamw"], file_name);
@@ -235,17 +243,14 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
 std::string to_json(const HardwareProfile& profile) {
   ordered_json by_name;
   for (const auto& [key, member] : rates) by_name[key] = profile.rates.*member;
-  return ordered_json{
-             {"name", profile.name},
-             {"source", profile.source},
-             {"device_memory_bytes", profile.device_memory},
-             {"host_memory_bytes", profile.host_memory},
-             {"host_threads", profile.host_threads},
-             {"rates", by_name},
-             {"adamw",
-              {{"tile_elements", profile.rates.adamw.tile}, {"prefetch_elements", profile.rates.adamw.prefetch}}}}
-             .dump(2) +
-         "\n";
+  ordered_json file{{"name", profile.name}, {"source", profile.source}};
+  if (profile.one_memory) file["one_memory"] = true;
+  file["device_memory_bytes"] = profile.device_memory;
+  file["host_memory_bytes"] = profile.host_memory;
+  file["host_threads"] = profile.host_threads;
+  file["rates"] = by_name;
+  file["adamw"] = {{"tile_elements", profile.rates.adamw.tile}, {"prefetch_elements", profile.rates.adamw.prefetch}};
+  return file.dump(2) + "\n";
 }
 
 std::span<const KnownHardware> known_hardware() {

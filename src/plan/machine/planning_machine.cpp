@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/quantities.h"
-#include "device/host_pages.h"
 #include "plan/machine/measure.h"
 
 namespace so {
@@ -20,13 +19,28 @@ constexpr double spare_share_of_free = 0.95;
 // that the run may have, all.
 std::size_t share_of(const PlanningMachine& machine, double share) {
   constexpr std::size_t reserve = std::size_t{2} << 30;
-  const std::size_t available = machine.host.available;
+  const std::size_t available = without_margin(*machine.backend, machine.host).available;
   const auto wanted = static_cast<std::size_t>(static_cast<double>(available) * share);
   const std::size_t free = std::min(wanted, available - std::min(reserve, available / 10));
   return machine.host_cap ? std::min(free, *machine.host_cap) : free;
 }
 
+// Of memory that a GPU shares with the CPU, what no plan has: a twentieth, and 4 GiB unless that is above a tenth.
+constexpr std::size_t margin = std::size_t{4} << 30;
+
 }  // namespace
+
+HostMemory without_margin(const Backend& backend, HostMemory host) {
+  if (!backend.shares_memory()) return host;
+  const std::size_t left = std::max(std::min(margin, host.available / 10), host.available / 20);
+  return {host.available - left,
+          fmt::format("{}, which GPU and CPU share, less {}", host.limited_by, format_bytes(left))};
+}
+
+void enlarge_host(PlanningMachine& machine, std::size_t bytes) {
+  if (machine.backend->shares_memory()) bytes += std::max(margin, bytes / 10);
+  machine.host.available = std::max(machine.host.available, bytes);
+}
 
 std::optional<std::size_t> device_budget(Device& device) {
   const auto own = device.own_memory();
@@ -36,8 +50,9 @@ std::optional<std::size_t> device_budget(Device& device) {
 }
 
 HostMemory usable_host(const PlanningMachine& machine) {
-  if (machine.host_cap && *machine.host_cap < machine.host.available) return {*machine.host_cap, "--host_memory"};
-  return machine.host;
+  const HostMemory host = without_margin(*machine.backend, machine.host);
+  if (machine.host_cap && *machine.host_cap < host.available) return {*machine.host_cap, "--host_memory"};
+  return host;
 }
 
 std::size_t usable_host_budget(const PlanningMachine& machine) { return share_of(machine, host_share_of_free); }
@@ -52,8 +67,8 @@ DeviceMemory own_memory(const PlanningMachine& machine) {
 MemoryCaps memory_caps(const Backend& backend, std::optional<std::int64_t> device_memory,
                        std::optional<std::int64_t> host_memory) {
   if (!backend.own_memory && device_memory)
-    fail("--device_memory {}: the CPU device has no memory of its own; say with --host_memory what the run may have",
-         *device_memory);
+    fail("--device_memory {}: {}; say with --host_memory what the run may have", *device_memory,
+         backend.shares_memory() ? "the GPU shares the CPU's memory" : "the CPU device has no memory of its own");
   MemoryCaps caps;
   if (device_memory) caps.device = static_cast<std::size_t>(*device_memory);
   if (host_memory) caps.host = static_cast<std::size_t>(*host_memory);
@@ -89,18 +104,17 @@ PlanningMachine planning_machine(Runtime& runtime, const NumberFormats& formats,
         forget_peak_resident();  // measuring takes more than a small model
         return **known;
       }};
-  if (backend_of(device).own_memory) {
-    machine.lockable = lockable_bytes();
-    machine.pins_beyond = [&device, known = std::make_shared<std::optional<bool>>()](std::size_t bytes) {
+  if (backend_of(device).own_processors)
+    machine.pins_state = [&device, known = std::make_shared<std::optional<bool>>()] {
+      // Some drivers stop at 210 MB in all.
+      constexpr std::size_t trial = std::size_t{256} << 20;
       if (!*known) try {
-          device.allocate(MemoryKind::pinned, bytes + (1 << 20), "measuring the lock limit");
-          *known = true;
+          *known = device.mapped(device.allocate(MemoryKind::pinned, trial, "trying to pin")) != nullptr;
         } catch (const Error&) {
           *known = false;
         }
       return **known;
     };
-  }
   apply(caps, machine);
   return machine;
 }

@@ -23,15 +23,15 @@ struct UnitFactor {
 // The machine as a plan sees it: what it may use, and how fast that is.
 struct PlanningMachine {
   const Backend* backend = &cpu_backend();
-  std::string name;                          // of the device
-  std::optional<std::size_t> device_memory;  // bytes a plan may have of the device's own memory; none: it is the host's
+  std::string name;  // of the device
+  // Bytes a plan may have of the device's own memory; none: it is the host's, and `host` is all of it.
+  std::optional<std::size_t> device_memory;
   std::optional<std::size_t> whole_device_memory;  // what it could have if device_cap were not
   std::string device_limited_by = "free memory";   // device_memory, unless device_cap does
   HostMemory host;
   std::optional<std::size_t> device_cap, host_cap;  // what the user lets the run have; device_memory knows the former
-  // The bytes that this process may lock, if that is limited; and whether the device can pin more in spite of it.
-  std::optional<std::size_t> lockable;
-  std::function<bool(std::size_t bytes)> pins_beyond;
+  // Whether the device pins as much host memory as state takes; none: it does. Asked if a choice depends on it.
+  std::function<bool()> pins_state;
   ThreadPool* pool = nullptr;             // the host's; its size counts
   std::function<MachineRates()> rates;    // asked for if something depends on them: never on the CPU device
   std::string rates_origin = "measured";  // what reasons call them
@@ -47,6 +47,11 @@ struct MemoryCaps {
 MemoryCaps memory_caps(const Backend& backend, std::optional<std::int64_t> device_memory,
                        std::optional<std::int64_t> host_memory);
 void apply(const MemoryCaps& caps, PlanningMachine& machine);
+// Sees to it that the run may have `bytes` of the host's memory, whether or not the machine has them.
+void enlarge_host(PlanningMachine& machine, std::size_t bytes);
+// The memory that a GPU which shares it with the CPU may have of what is available: less a margin, since a system that
+// runs out of it may hang, where another would end the process. On other devices all of it.
+HostMemory without_margin(const Backend& backend, HostMemory host);
 // The host memory that no plan may exceed; and the amount to plan for, less a reserve unless the user set it.
 HostMemory usable_host(const PlanningMachine& machine);
 std::size_t usable_host_budget(const PlanningMachine& machine);

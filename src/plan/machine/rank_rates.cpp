@@ -59,7 +59,7 @@ std::optional<RateCache::Found> found_by_first(Communicator& ranks, const std::o
 
 CollectiveRates measure_collectives(Device& device, Communicator& ranks, CollectiveRoute route) {
   // Of fp32; the CPU device's rates are not planned with.
-  const std::int64_t all_elements = backend_of(device).own_memory ? std::int64_t{32} << 20 : std::int64_t{1} << 20;
+  const std::int64_t all_elements = backend_of(device).own_processors ? std::int64_t{32} << 20 : std::int64_t{1} << 20;
   constexpr int warm = 2, rounds = 5;
   const int size = ranks.size();
   const std::int64_t slice = std::max<std::int64_t>(all_elements / size / 1024 * 1024, 1024);
@@ -106,7 +106,7 @@ CollectiveRates measure_collectives(Device& device, Communicator& ranks, Collect
 
 void use_rates_of_ranks(PlanningMachine& machine, Runtime& runtime, const NumberFormats& formats, RateUse use,
                         Communicator& ranks, CollectiveRoute route) {
-  if (!machine.backend->own_memory) return;
+  if (!machine.backend->own_processors) return;
   if (ranks.size() == 1) {
     use_cached_rates(machine, runtime, formats, use);
     return;

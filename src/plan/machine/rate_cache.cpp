@@ -138,14 +138,15 @@ std::string utc_date(std::time_t time) {
 HardwareProfile profile_of(const PlanningMachine& machine, const MachineRates& rates, std::time_t now) {
   return {.name = machine.name,
           .source = fmt::format("measured by superoffload {} on {}", SO_VERSION, utc_date(now)),
-          .device_memory = machine.device_memory.value_or(0),
+          .device_memory = machine.device_memory.value_or(machine.host.available),
           .host_memory = machine.host.available,
+          .one_memory = machine.backend->shares_memory(),
           .host_threads = machine.pool->size(),
           .rates = rates};
 }
 
 void use_cached_rates(PlanningMachine& machine, Runtime& runtime, const NumberFormats& formats, RateUse use) {
-  if (!machine.backend->own_memory) return;
+  if (!machine.backend->own_processors) return;
   const std::optional<RateCache> cache = RateCache::of_user();
   if (!cache) return;
   const RateKey key = rate_key(runtime, formats);

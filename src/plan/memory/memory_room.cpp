@@ -26,7 +26,7 @@ std::string MemoryRoom::short_of(const MemoryPlan& plan) const {
                           format_bytes(available), by, format_bytes(needed - available));
   };
   if (device) line(device->name, plan.total(MemoryKind::device), device->available, device->limited_by);
-  line("host", plan.host_total(*backend), host.available, host.limited_by);
+  line(backend->shares_memory() ? "memory" : "host", plan.host_total(*backend), host.available, host.limited_by);
   return text;
 }
 
@@ -45,26 +45,18 @@ std::optional<MemoryRefusal> MemoryRoom::misfit(const MemoryPlan& plan, const Me
   if (plan.host_total(*backend) > host.available)
     return refusal("", plan.host_total(*backend), host.available, host.limited_by, advice.for_host,
                    [&](const MemoryPlan::Entry& entry) { return MemoryPlan::on_host(entry.kind, *backend); });
-  const std::size_t pinned = plan.total(MemoryKind::pinned);
-  if (!lockable || pinned <= *lockable) return std::nullopt;
-  // Whether the limit is for what a driver pins can only be tried (device/host_pages.h).
-  if (pins_beyond && pins_beyond(*lockable)) return std::nullopt;
-  return MemoryRefusal(
-      fmt::format("not enough memory that can be pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l)",
-                  format_bytes(pinned), format_bytes(*lockable)),
-      "raise the limit with 'ulimit -l unlimited', or with memlock in /etc/security/limits.conf", plan,
-      fmt::format("  pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l): {} short\n", format_bytes(pinned),
-                  format_bytes(*lockable), format_bytes(pinned - *lockable)));
+  return std::nullopt;
 }
 
 MemoryRoom room_of(const PlanningMachine& machine) {
-  MemoryRoom room{machine.backend, usable_host(machine), std::nullopt, machine.lockable, machine.pins_beyond};
+  MemoryRoom room{machine.backend, usable_host(machine), std::nullopt};
   if (machine.device_memory) room.device = own_memory(machine);
   return room;
 }
 
 MemoryRoom room_of(Device& device) {
-  MemoryRoom room{&backend_of(device), available_host_memory(), std::nullopt, std::nullopt, nullptr};
+  const Backend& backend = backend_of(device);
+  MemoryRoom room{&backend, without_margin(backend, available_host_memory()), std::nullopt};
   if (const auto budget = device_budget(device)) room.device = DeviceMemory{device.name(), *budget};
   return room;
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <optional>
 #include <string>
 
@@ -21,9 +20,6 @@ struct MemoryRoom {
   const Backend* backend = &cpu_backend();
   HostMemory host;
   std::optional<DeviceMemory> device;  // none: it has no memory of its own
-  // Bytes that this process may lock, if that is limited, and whether the device pins more all the same.
-  std::optional<std::size_t> lockable;
-  std::function<bool(std::size_t bytes)> pins_beyond;
 
   // Returns nothing if the plan fits; else what is short: how much is needed and of what most, how much there is and
   // what limits it, and what would help.

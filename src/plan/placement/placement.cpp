@@ -37,15 +37,17 @@ void add_splits(const PlacementInputs& in, int first, int last, int stride, cons
   const auto host_short = [](const Candidate& a, const Candidate& b) { return a.host_short < b.host_short; };
   const Candidate &device = *std::min_element(all.begin(), all.end(), device_short),
                   &host = *std::min_element(all.begin(), all.end(), host_short);
-  const std::string split = in.forced_device_units ? ", with the optimizer state split as asked"
-                                                   : ", whatever the split of the optimizer state";
+  const bool shared = in.one_memory && in.forced_device_units == static_cast<int>(in.units.size());
+  const std::string split = shared                   ? ""
+                            : in.forced_device_units ? ", with the optimizer state split as asked"
+                                                     : ", whatever the split of the optimizer state";
   if (device.device_short > 0)
     throw NothingFits(fmt::format("not enough memory on {}: {} short of {}{}", in.device_name,
                                   format_bytes(device.device_short), format_bytes(in.device_budget), split),
                       in.device_advice, device.choice);
   if (host.host_short > 0)
-    throw NothingFits(fmt::format("not enough host memory: {} short of {}{}", format_bytes(host.host_short),
-                                  format_bytes(in.host_budget), split),
+    throw NothingFits(fmt::format("not enough {}memory: {} short of {}{}", in.one_memory ? "" : "host ",
+                                  format_bytes(host.host_short), format_bytes(in.host_budget), split),
                       in.host_advice, host.choice);
   // Each memory has splits that fit it, and no split fits both.
   const Candidate& most = *std::find_if(all.begin(), all.end(), fits_device);
@@ -63,6 +65,8 @@ std::int64_t elements_of(const PlacementInputs& in, int begin, int end) {
 
 std::string explain_split(const PlacementInputs& in, const ChosenPlan& plan, const Judge& judge) {
   const std::string what = describe_split(in, plan.device_units);
+  if (in.one_memory && plan.device_units == static_cast<int>(in.units.size()))
+    return what + ", which shares the CPU's memory";
   if (in.forced_device_units) return what + ", as asked";
   if (plan.device_units == static_cast<int>(in.units.size())) return what + ", where it fits";
   const std::optional<Choice> more = best_of_split(in, plan.device_units + 1, plan.considered, judge);

@@ -104,6 +104,7 @@ struct PlacementInputs {
   bool forced_gather = false;         // so many exactly, or as many as may
   std::size_t spare_place_bytes = 0;  // of host memory, for one bucket
   std::size_t spare_table_bytes = 0;  // of the device's memory, for one that is pinned: its page tables
+  bool one_memory = false;  // the device's is the host's: StateMemory::host_bytes and kept_on_host() are of both
   std::size_t device_budget = 0, host_budget = 0;
   std::size_t spare_budget = 0;            // of host_budget, up to where places for new state may fill it
   std::optional<int> forced_device_units;  // none: to be chosen

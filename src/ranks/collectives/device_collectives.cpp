@@ -46,7 +46,7 @@ class DryPeers final : public DevicePeers {
 std::unique_ptr<DeviceCollectives> make_device_collectives(Device& device, EngineOps& ops, Communicator& ranks,
                                                            CollectiveRoute route, const CollectiveSizes& sizes,
                                                            const Buffer* gathered_into) {
-  if (!backend_of(device).own_memory) return std::make_unique<CpuCollectives>(device, ranks, sizes);
+  if (!backend_of(device).own_processors) return std::make_unique<CpuCollectives>(device, ranks, sizes);
   const std::int64_t piece = PeerCollectives::piece_of(sizes, ranks.size());
   constexpr std::size_t staged = std::size_t{8} << 20;
   const std::size_t longest = std::max(static_cast<std::size_t>(piece) * size_of(sizes.reduced), sizes.most_gathered);
