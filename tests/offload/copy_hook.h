@@ -41,7 +41,7 @@ class HookedStream final : public Stream {
 };
 
 // All streams of that name share the hook.
-class HookedDevice final : public Device {
+class HookedDevice : public Device {
  public:
   HookedDevice(Device& inner, std::string stream, CopyHook hook)
       : inner_(inner), stream_(std::move(stream)), hook_(std::move(hook)) {}

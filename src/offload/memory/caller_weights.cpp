@@ -1,10 +1,16 @@
 #include "offload/memory/caller_weights.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
 
 namespace so {
+namespace {
+
+constexpr std::size_t arriving_bytes = std::size_t{16} << 20;
+
+}  // namespace
 
 CallerWeights::CallerWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
                              const std::vector<bool>& kept)
@@ -16,7 +22,10 @@ CallerWeights::CallerWeights(Device& device, const ParameterLayout& layout, cons
     if (arrived_.back()) bytes += static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(weights.dtype());
   }
   memory_ = device.allocate(MemoryKind::pinned, bytes, "new weights");
-  if (memory_) copies_ = device.create_stream("new weights");
+  if (!memory_) return;
+  copies_ = device.create_stream("new weights");
+  mapped_ = static_cast<std::byte*>(device.mapped(memory_));
+  if (mapped_ == nullptr) arriving_ = device.allocate(MemoryKind::device, arriving_bytes, "new weights");
 }
 
 void CallerWeights::begin(Range part) {
@@ -32,8 +41,25 @@ void CallerWeights::begin(Range part) {
         from(host_memory(changed.begin), weights_.dtype(), {changed.size()});
     if (to.dtype() == from.dtype())
       copies_->copy(to.data(), from.data(), from.bytes());
-    else  // a GPU's kernel reads pinned memory over the link
-      ops_->cast(*copies_, to, from);
+    else
+      cast(to, from);
+  }
+}
+
+// A GPU's kernel reads mapped memory over the link; what is not mapped comes to the device in pieces.
+void CallerWeights::cast(const Tensor& to, const Tensor& from) {
+  auto* const here = static_cast<std::byte*>(from.data());
+  if (mapped_ != nullptr) {
+    const auto at = static_cast<std::size_t>(here - static_cast<std::byte*>(memory_.data()));
+    return ops_->cast(*copies_, to, Tensor(mapped_ + at, from.dtype(), {from.size()}));
+  }
+  const auto piece = static_cast<std::int64_t>(arriving_bytes / size_of(from.dtype()));
+  for (std::int64_t begin = 0; begin < from.size(); begin += piece) {
+    const std::int64_t n = std::min(piece, from.size() - begin);
+    const Tensor there(arriving_.data(), from.dtype(), {n});
+    copies_->copy(there.data(), here + static_cast<std::size_t>(begin) * size_of(from.dtype()), there.bytes());
+    auto* const out = static_cast<std::byte*>(to.data()) + static_cast<std::size_t>(begin) * size_of(to.dtype());
+    ops_->cast(*copies_, Tensor(out, to.dtype(), {n}), there);
   }
 }
 

@@ -41,6 +41,8 @@ class CallerWeights final : public WeightResidency {
   std::int64_t copies() const override { return copied_; }
 
  private:
+  void cast(const Tensor& to, const Tensor& from);
+
   // The caller's places of a unit hold its weights, those before a change without a verdict yet, or older ones.
   enum class Place : std::uint8_t { current, voided, older };
   Place& at(int unit) { return places_[static_cast<std::size_t>(unit)]; }
@@ -52,6 +54,8 @@ class CallerWeights final : public WeightResidency {
   std::vector<Place> places_;        // by unit
   std::vector<std::size_t> starts_;  // by unit, in bytes of the memory
   Buffer memory_;
+  std::byte* mapped_ = nullptr;  // the memory as kernels reach it; null: they do not
+  Buffer arriving_;              // on the device, of memory that is not mapped
   std::int64_t copied_ = 0;
   std::vector<std::unique_ptr<Event>> arrived_;  // by unit; null for the units of others
   std::unique_ptr<Stream> copies_;               // null if there is no such unit; last: its work uses the memory
