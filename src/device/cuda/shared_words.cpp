@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "device/cuda/cuda_check.h"
+#include "device/cuda/cuda_device.h"
 
 namespace so {
 namespace {
@@ -54,20 +55,38 @@ SharedWords::SharedWords(const std::string& name, int count) : name_(name), byte
   map(file, bytes_);
 }
 
-SharedWords::SharedWords(Unshared, int count) : bytes_(shared_bytes(count, stride)) { map(-1, bytes_); }
+SharedWords::SharedWords(Unshared, int count) {
+  HostPinning& pinning = own_.emplace(cuda_pinning_calls());
+  void* const memory =
+      pinning.take(shared_bytes(count, stride), [](void* data, std::size_t bytes) { std::memset(data, 0, bytes); });
+  if (memory == nullptr) fail("no host memory is left for words that streams wait for");
+  void* const there = pinning.mapped(memory);
+  if (there == nullptr) {
+    pinning.give_back(memory);
+    fail("this NVIDIA driver maps no host memory for the GPU, so its streams cannot wait for other ranks");
+  }
+  words_ = static_cast<std::atomic<std::uint32_t>*>(memory);
+  on_device_ = reinterpret_cast<std::uint64_t>(there);
+}
 
 // Closes the file.
 void SharedWords::map(int file, std::size_t bytes) {
-  const int flags = file < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   const int error = errno;
-  if (file >= 0) close(file);
+  close(file);
   if (memory == MAP_FAILED) {
     unlink();
     fail_to_share(name_, error);
   }
   try {
-    SO_CUDA(cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable));
+    if (const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+        status != cudaSuccess) {
+      cudaGetLastError();
+      fail(
+          "the GPU does not reach memory that the ranks of this host share (cudaHostRegister: {}); --collectives nccl "
+          "does without it",
+          cudaGetErrorString(status));
+    }
     void* there = nullptr;
     SO_CUDA(cudaHostGetDevicePointer(&there, memory, 0));
     on_device_ = reinterpret_cast<std::uint64_t>(there);
@@ -84,8 +103,12 @@ void SharedWords::map(int file, std::size_t bytes) {
 
 SharedWords::~SharedWords() {
   unlink();
-  cudaHostUnregister(words_);
-  munmap(words_, bytes_);
+  if (own_) {
+    own_->give_back(words_);
+  } else {
+    cudaHostUnregister(words_);
+    munmap(words_, bytes_);
+  }
 }
 
 void SharedWords::unlink() {

@@ -5,7 +5,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "device/host_pinning.h"
 
 namespace so {
 
@@ -35,11 +38,12 @@ class SharedWords {
  private:
   static constexpr int stride = 16;  // a cache line each
 
-  void map(int file, std::size_t bytes);  // -1: of no file
+  void map(int file, std::size_t bytes);
 
   std::string name_;
   bool linked_ = false;
-  std::size_t bytes_ = 0;
+  std::size_t bytes_ = 0;           // of a file
+  std::optional<HostPinning> own_;  // of words of no file
   std::atomic<std::uint32_t>* words_ = nullptr;
   std::uint64_t on_device_ = 0;
 };
