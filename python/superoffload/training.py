@@ -15,7 +15,9 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _INTERRUPTED = 130
 _COMMAND = re.compile(r"superoffload [a-z]+ .*--")
 _OPTION = re.compile(r"(?<![^\s(\"'])--([a-z][a-z0-9_]*)(?=([,;.)]|\s*$)?)")
-_SWITCHES = ("resume", "overwrite_output_dir", "load_best_model_at_end")  # which the program advises without a value
+_FETCH = re.compile(r"(hf download [^,(;]*)")  # a command of another program, to be run as it stands
+# Which the program advises without a value.
+_SWITCHES = ("resume", "overwrite_output_dir", "load_best_model_at_end", "download")
 
 
 def train(**options):
@@ -126,11 +128,18 @@ class _LastWords:
         return "\n".join(self.failure) or self.error or self.line
 
 
+def _as_keyword(found):
+    return found[1] + ("=True" if found[1] in _SWITCHES and found[2] else "")
+
+
 def _as_keywords(line):
     """The program's advice as it is given to train(): max_steps for --max_steps. Command lines stay as they are."""
     if _COMMAND.search(line):
         return line
-    return _OPTION.sub(lambda found: found[1] + ("=True" if found[1] in _SWITCHES and found[2] else ""), line)
+    parts = _FETCH.split(line)
+    for i in range(0, len(parts), 2):
+        parts[i] = _OPTION.sub(_as_keyword, parts[i])
+    return "".join(parts)
 
 
 def _pump(source, to, said):

@@ -13,9 +13,8 @@ enum class DataUse { training, evaluation };
 // The files of a directory, in order:
 //   - of a data set that Hugging Face's datasets saved (save_to_disk), those that its state.json names; of one with
 //     splits (dataset_dict.json) those of a split;
-//   - of one whose README.md says which files belong to which split, as on the hub (dataset_card.h), those of a split
-//   of
-//     its default config;
+//   - of one whose README.md says which files belong to which split (dataset_card.h), those of a split of its default
+//     config;
 //   - else its .json and .jsonl files, or its .parquet, or its .arrow files, not in directories below it, not hidden
 //     ones and not those that datasets derives from others (cache-*.arrow), as far as their names are for the purpose.
 //     If there are none, those of data/, as data sets lie on the hub, or of the directories whose names are.

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
+#include "base/terminal.h"
 #include "io/yaml_document.h"
 
 namespace so {
@@ -138,6 +139,8 @@ std::vector<CardConfig> card_configs(const fs::path& directory) {
   const auto yaml = front_matter(read_text_file(card, most_bytes));
   // The rest of it may be as it likes.
   if (!yaml || yaml->find("\nconfigs:") == yaml->npos) return {};
+  if (utf8_prefix(*yaml) < yaml->size())
+    fail("{} is not UTF-8, so it cannot be told which of its configs is meant: name the files", printable_path(card));
   std::optional<YamlDocument> document;
   try {
     document = read_yaml(*yaml, printable_path(card));

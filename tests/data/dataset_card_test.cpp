@@ -111,6 +111,7 @@ TEST_F(DatasetWithCard, WhatCannotBeMeantIsRefused) {
   const std::string readme = (directory_.path / "README.md").string();
   const std::pair<std::string, std::string> cases[] = {
       {"configs: {\n", readme + ":4: "},
+      {"x: \xff\nconfigs: []\n", "is not UTF-8"},
       {"configs: a.jsonl\n", "configs is no list"},
       {"configs: [a]\n", "a value stands where a mapping should"},
       {"configs:\n- data_files: {train: a.jsonl}\n", "a list or a mapping stands where a text should"},

@@ -54,6 +54,22 @@ class InFolder(unittest.TestCase):
 
 
 class Training(InFolder):
+    def test_takes_names_of_the_hub(self):
+        cache = MODEL.parents[1] / "hub" / "cache"
+        options = self.options | {"model": "tiny/llama", "data": "tiny/chats"}
+        with quiet(), mock.patch.dict(os.environ, {"HF_HUB_CACHE": str(cache)}):
+            superoffload.train(**options)
+            with self.assertRaises(superoffload.UserError) as raised:
+                superoffload.train(**options | {"data": "tatsu-lab/alpaca@v1"})
+        start = json.loads((self.folder / "out" / "metrics.jsonl").read_text().splitlines()[0])["start"]
+        self.assertRegex(start["model"], "^tiny/llama@[0-9a-f]{40}$")
+        self.assertTrue(
+            str(raised.exception).endswith(
+                "hf download tatsu-lab/alpaca --repo-type dataset --revision v1, or give download=True"
+            ),
+            raised.exception,
+        )
+
     def test_writes_the_model_that_the_command_writes(self):
         with quiet() as (out, err):
             options = {"learning_rate": 2e-5, "packing": False, "lr_scheduler": "cosine", "config": None, "resume": False}

@@ -79,10 +79,10 @@ std::string hub_download_line(const HubDownload& download) {
 
 void run_hub_download(const HubDownload& download, const std::string& where, bool talks) {
   const std::string line = hub_download_line(download);
+  if (talks) log_info("{}: {}", where, line);
   for (const std::vector<std::string>& words :
        {download_words(download), python_words("python3", download), python_words("/usr/bin/python3", download)}) {
     if (!find_program(words.front())) continue;
-    if (talks) log_info("{}: {}", where, line);
     const int code = run_to_its_end(words, variables_for(download, talks));
     if (code == 0) return;
     if (code == has_no_module && words.front() != "hf") continue;
