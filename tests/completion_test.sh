@@ -42,6 +42,9 @@ offers "file" train --data "fi"
 offers "" train --pin
 offers "bench" help be
 offers "bash zsh man" completion ""
+offers "rtx3090 rtx4090 rtx5090 rtxpro6000" plan --hardware rtx
+offers "file" plan --hardware fi
+offers "qwen3-0.6b qwen3-14b qwen3-30b-a3b qwen3-4b" plan --model qw
 cd /
 
 # ---- zsh: without its completion system, whose functions here show what they are given.
@@ -67,6 +70,8 @@ if command -v zsh >/dev/null; then
   zsh_gives "--packing=[Fill each row with several records up to max_length; attention stays within a record]::value:(true false)" train ""
   zsh_gives "--model=[Hugging Face model directory to start from\\: config.json, tokenizer, safetensors]:DIR:_files -/" train ""
   zsh_gives "1:dir:_files -/" verify ""
+  "$program" completion zsh | grep -q -- '--hardware=.*:FILE|NAME:{compadd -- a100-40g .* rtxpro6000; _files}' ||
+    fail "zsh is not given the names of machines"
 else
   echo "skipped: zsh is not installed"
 fi

@@ -58,6 +58,7 @@ struct OptionSpec {
   OptionKind kind = OptionKind::text;
   OptionValue default_value;
   std::vector<std::string> choices;  // kind choice
+  std::vector<std::string> known;    // kind text: values that a shell completes; others are taken too
 
   std::string value_name;      // in help: DIR, FILE, ...
   std::string value_unit;      // tokens, bytes, ...
@@ -86,6 +87,10 @@ struct OptionSpec {
 
   OptionSpec& metavar(std::string text) {
     value_name = std::move(text);
+    return *this;
+  }
+  OptionSpec& knows(std::vector<std::string> values) {
+    known = std::move(values);
     return *this;
   }
   OptionSpec& unit(std::string text) {

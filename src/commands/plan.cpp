@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -50,6 +52,12 @@ struct PlanOptions : HubOptions, StepOptions, ParameterOptions, DtypeOption, Jso
   std::optional<std::string> trace;
 };
 
+std::vector<std::string> keys_of(std::span<const Preset> presets) {
+  std::vector<std::string> keys;
+  for (const Preset& preset : presets) keys.emplace_back(preset.name);
+  return keys;
+}
+
 OptionTable<PlanOptions> plan_table() {
   using namespace default_from;
   using O = PlanOptions;
@@ -57,6 +65,7 @@ OptionTable<PlanOptions> plan_table() {
   t.group("Model and step");
   t.add("model", &O::model, "Hugging Face model directory, a config.json, or a preset: " + names_of(model_presets()))
       .metavar("DIR|FILE|PRESET")
+      .knows(keys_of(model_presets()))
       .required()
       .hub(HubUse::config)
       .elsewhere("config");
@@ -70,6 +79,7 @@ OptionTable<PlanOptions> plan_table() {
   t.add("hardware", &O::hardware,
         "Hardware file, as superoffload profile writes it, or a known machine: " + names_of(hardware_presets()))
       .metavar("FILE|NAME")
+      .knows(keys_of(hardware_presets()))
       .default_from(ours);
   t.add(
        "gpus", &O::gpus,
@@ -125,7 +135,8 @@ PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, co
                           .pool = &pool,
                           .rates = [rates = hardware.rates] { return rates; },
                           .rates_origin = "by the hardware file"};
-  if (!hardware.one_memory) machine.device_memory = std::max(hardware.device_memory, caps.device.value_or(0));
+  if (!hardware.one_memory)
+    machine.device_memory = machine.whole_device_memory = std::max(hardware.device_memory, caps.device.value_or(0));
   if (caps.host) enlarge_host(machine, *caps.host);
   apply(caps, machine);
   return machine;
@@ -144,17 +155,101 @@ void print_plan(const PlannedStep& step, bool all) {
              all ? plan_details(step, columns) : "");
 }
 
-// With what --explain asks for; a program that reads the JSON gets it all.
-RunRequest explained_request(const PlanOptions& options, const OptionOrigins& origins, DType dtype) {
+RunRequest asked_request(const PlanOptions& options, const OptionOrigins& origins, DType dtype,
+                         const RankHosts& ranks) {
   RunRequest request = run_request(options, origins, dtype);
   request.gpus = options.gpus;
   request.sequence_parallel_size = options.sequence_parallel_size;
-  if (options.explain != PlanChoice::none)
-    request.explain = {options.explain};
-  else if (options.json)
-    std::copy_if(plan_choices().begin(), plan_choices().end(), std::back_inserter(request.explain),
-                 [&](PlanChoice choice) { return is_open(choice, options.gpus); });
+  if (ranks.hosts() > 1) request.collectives = CollectiveRoute::nccl;  // copies go between the GPUs of one host
   return request;
+}
+
+// What --explain asks for; a program that reads the JSON gets it all.
+std::vector<PlanChoice> explained(const PlanOptions& options) {
+  if (options.explain != PlanChoice::none) return {options.explain};
+  std::vector<PlanChoice> all;
+  if (options.json)
+    std::copy_if(plan_choices().begin(), plan_choices().end(), std::back_inserter(all),
+                 [&](PlanChoice choice) { return is_open(choice, options.gpus); });
+  return all;
+}
+
+// What a run is planned for.
+struct PlannedFor {
+  PlannedFor(const HardwareProfile& profile, const PlanOptions& options)
+      : ranks(rank_hosts(profile, options.hardware, options.gpus, options.gpus_per_host)),
+        hardware(part_of_rank(profile, ranks, options.sequence_parallel_size)),
+        pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false) {
+    caps = memory_caps(backend_of(hardware), options.device_memory, options.host_memory);
+    if (caps.host) *caps.host /= static_cast<std::size_t>(ranks.per_host);
+    machine = machine_of(hardware, pool, caps);
+  }
+  PlanQuestion question(const DecoderSpec& spec, const ParameterLayout& layout, const RunRequest& request) const {
+    PlanQuestion question =
+        make_question({spec, layout, machine, WeightOrigin::files, row_shape}, request, *find_command("plan")->rows);
+    question.buys_memory = !hardware.fixed_memory;
+    question.askable.host = hardware.fixed_memory
+                                ? std::max(hardware.host_memory, caps.host.value_or(0))
+                                : std::numeric_limits<std::size_t>::max();  // the machine need not be there
+    question.host_ranks = ranks.per_host;
+    return question;
+  }
+
+  const RankHosts ranks;
+  const HardwareProfile hardware;
+  ThreadPool pool;  // threads that are never started on anything: their number counts
+  MemoryCaps caps;
+  PlanningMachine machine;
+};
+
+// The largest preset below `parameters` that fits as the options ask.
+std::optional<SmallerModel> smaller_preset(const PlannedFor& planned, const PlanOptions& options,
+                                           const OptionOrigins& origins, std::int64_t parameters,
+                                           const std::function<bool()>& in_time) {
+  if (options.freeze) return std::nullopt;  // by names of this model
+  std::vector<std::pair<std::int64_t, std::string>> smaller;
+  for (const Preset& preset : model_presets()) {
+    const std::string name(preset.name);
+    const std::int64_t count = parameter_count(read_named_model(name, options.dtype).spec);
+    if (count < parameters) smaller.emplace_back(count, name);
+  }
+  std::sort(smaller.rbegin(), smaller.rend());
+  for (const auto& [count, name] : smaller) {
+    if (!in_time()) break;
+    const NamedModel model = read_named_model(name, options.dtype);
+    const ParameterLayout layout(make_parameters(model.spec));
+    const PlanQuestion question =
+        planned.question(model.spec, layout, asked_request(options, origins, model.dtype, planned.ranks));
+    if (!question.fits(question.asked)(question.asked.memory)) continue;
+    SmallerModel found{name, std::nullopt};
+    if (in_time()) found.tokens_per_second = tokens_per_second(question.plan(question.asked));
+    return found;
+  }
+  return std::nullopt;
+}
+
+// A refusal says what is known of the machine, too.
+TrainingPlan planned_or_refused(const PlanQuestion& question, const HardwareProfile& hardware) {
+  try {
+    state_or_refuse(question);
+    return plan_or_refuse(question);
+  } catch (const PlanRefusal&) {
+    log_info("{}: {}", hardware.name, measured_text(hardware));
+    throw;
+  }
+}
+
+std::vector<OtherPlan> plan_other_rates(const HardwareProfile& profile, const PlanOptions& options,
+                                        const PlanQuestion& asked, const DecoderSpec& spec,
+                                        const ParameterLayout& layout) {
+  std::vector<OtherPlan> others;
+  for (const OtherRates& rates : profile.other_rates) {
+    const PlannedFor planned(with_rates(profile, rates), options);
+    RunRequest request = asked.asked;
+    request.explain.clear();
+    others.push_back({rates, planned.question(spec, layout, request).plan({request, {}})});
+  }
+  return others;
 }
 
 int run(const PlanOptions& options, const OptionOrigins& origins) {
@@ -164,28 +259,23 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   const HardwareProfile profile = resolve_hardware(options.hardware);
-  const RankHosts ranks = rank_hosts(profile, options.hardware, options.gpus, options.gpus_per_host);
+  const PlannedFor planned(profile, options);
+  const auto& [ranks, hardware, pool, caps, machine] = planned;
   require_sequence_split(spec, options.sequence_parallel_size, config.origin);
-  const HardwareProfile hardware = part_of_rank(profile, ranks, options.sequence_parallel_size);
   const ParameterLayout layout(make_parameters(spec, parameter_rules(options)));
-  // Threads that are never started on anything: their number counts.
-  ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
-  MemoryCaps caps = memory_caps(backend_of(hardware), options.device_memory, options.host_memory);
-  if (caps.host) *caps.host /= static_cast<std::size_t>(ranks.per_host);
-  const PlanningMachine machine = machine_of(hardware, pool, caps);
-  RunRequest request = explained_request(options, origins, model.dtype);
-  if (ranks.hosts() > 1) request.collectives = CollectiveRoute::nccl;  // copies go between the GPUs of one host
-  PlanQuestion question =
-      make_question({spec, layout, machine, WeightOrigin::files, row_shape}, request, *find_command("plan")->rows);
-  // The machine need not be there, so it may be asked for any other.
-  question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
-  question.host_ranks = ranks.per_host;
-  state_or_refuse(question);
+  RunRequest request = asked_request(options, origins, model.dtype, ranks);
+  request.explain = explained(options);
+  PlanQuestion question = planned.question(spec, layout, request);
+  question.smaller_model = [&](const std::function<bool()>& in_time) {
+    return smaller_preset(planned, options, origins, parameter_count(spec), in_time);
+  };
 
-  PlannedStep step{options, config.origin, spec, layout, hardware, plan_or_refuse(question)};
+  PlannedStep step{options, config.origin, spec, layout, hardware, planned_or_refused(question, hardware)};
   step.ranks = ranks;
   const TrainingPlan& plan = step.plan;
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
+  step.others = plan_other_rates(profile, options, question, spec, layout);
+  step.quicker = quicker_changes(question, plan);
   step.timeline = timeline_of(*plan.run);
   if (options.trace) write_trace_file(*options.trace, to_trace(step.timeline));
   // A rank's share of a micro-batch that its group splits.
@@ -219,7 +309,8 @@ const RegisteredCommand plan_command([] {
 host would hold, who owns the optimizer state, what is recomputed, how long a step is expected to take,
 who waits for whom, and a sketch of it in time. --explain says what else there was to choose and why it
 lost. --gpus plans for several GPUs: what one of them and its host take, and what collectives cost. What
-does not fit is refused with what is short. Nothing is allocated; weights are not needed.)",
+does not fit is refused with what is short and what would fit, each planned with its tokens/s. A step that
+waits for the host says what would be quicker. Nothing is allocated; weights are not needed.)",
        .examples = {"superoffload plan --model qwen3-14b",
                     "superoffload plan --model gpt-oss-20b --optimizer_state_dtype bf16 --hardware gh200 --json",
                     "superoffload plan --model qwen3-14b --explain split --trace expected.json",

@@ -59,6 +59,17 @@ std::string throughput_text(const PlannedStep& step) {
   return fmt::format("{:.0f} tokens/s ({:.0f} a GPU)", step.ranks.ranks * rate, rate);
 }
 
+// "2.61 s a step, 6,280 tokens/s; 88.1% of the optimizer state in host memory, not 94.7%"
+std::string other_text(const PlannedStep& step, const OtherPlan& other) {
+  const double share = host_share(step.layout, other.plan.engine.placement.count(Owner::device));
+  std::string text = fmt::format("with {}: {:.3g} s a step, {}", other.rates.what, other.plan.estimate->seconds(),
+                                 rate_text(tokens_per_second(other.plan).value()));
+  if (share != step.host_share)
+    text +=
+        fmt::format("; {:.1f}% of the optimizer state in host memory, not {:.1f}%", 100 * share, 100 * step.host_share);
+  return text;
+}
+
 std::string gpus_text(const PlannedStep& step) {
   if (step.ranks.ranks == 1) return {};
   std::string text = fmt::format(" on each of {} GPUs", step.ranks.ranks);
@@ -98,6 +109,38 @@ nlohmann::ordered_json to_json(const std::vector<Alternative>& all) {
   return list;
 }
 
+nlohmann::ordered_json hardware_to_json(const HardwareProfile& hardware) {
+  nlohmann::ordered_json json{
+      {"name", hardware.name}, {"source", hardware.source}, {"status", measured_status(hardware)}};
+  if (hardware.measured) json["measured"] = *hardware.measured;
+  return json;
+}
+
+nlohmann::ordered_json others_to_json(const PlannedStep& step) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const OtherPlan& other : step.others) {
+    nlohmann::ordered_json rates;
+    for (const auto& [name, value] : other.rates.rates) rates[name] = value;
+    list.push_back({{"what", other.rates.what},
+                    {"source", other.rates.source},
+                    {"rates", rates},
+                    {"step_seconds", other.plan.estimate->seconds()},
+                    {"tokens_per_s", tokens_per_second(other.plan).value()},
+                    {"host_share", host_share(step.layout, other.plan.engine.placement.count(Owner::device))}});
+  }
+  return list;
+}
+
+nlohmann::ordered_json to_json(const std::vector<PlanChange>& changes) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const PlanChange& change : changes) {
+    nlohmann::ordered_json options = nlohmann::ordered_json::object();
+    for (const auto& [name, value] : change.options) options[name] = value;
+    list.push_back({{"options", options}, {"tokens_per_s", change.tokens_per_second.value()}});
+  }
+  return list;
+}
+
 nlohmann::ordered_json to_json(const MemoryPlan& memory) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const MemoryPlan::Entry& entry : memory.entries)
@@ -123,7 +166,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
   return {{"model", step.origin},
           {"parameters", parameter_count(step.spec)},
           {"trained_parameters", step.layout.trained_parameter_elements()},
-          {"hardware", {{"name", step.hardware.name}, {"source", step.hardware.source}}},
+          {"hardware", hardware_to_json(step.hardware)},
           {"batch_size", step.options.batch_size},
           {"max_length", step.options.max_length},
           {"gradient_accumulation_steps", step.options.gradient_accumulation_steps},
@@ -154,6 +197,8 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
             {"tokens_per_s", step.tokens_per_second()},
             {"model_tflops", step.model_tflops()},
             {"reference_tflops", step.reference_tflops()}}},
+          {"other_rates", others_to_json(step)},
+          {"quicker", to_json(step.quicker)},
           {"reasons", plan.reasons},
           {"alternatives", alternatives}};
 }
@@ -173,7 +218,8 @@ std::string plan_answer(const PlannedStep& step, std::size_t columns) {
       fmt::format("{}: {}, {:.4g} B parameters, {}", step.origin, step.spec.architecture,
                   static_cast<double>(parameter_count(step.spec)) / 1e9, name_of(plan.decoder.formats.weights)));
   if (step.layout.has_frozen()) row("frozen", frozen_line(step.layout).substr(std::string_view("frozen: ").size()));
-  row("hardware", fmt::format("{}: {}", step.hardware.name, begin_of(step.hardware.source)));
+  row("hardware",
+      fmt::format("{}: {}; {}", step.hardware.name, begin_of(step.hardware.source), measured_text(step.hardware)));
   row("step", fmt::format("{} x {} rows of at most {} tokens{}", step.options.gradient_accumulation_steps,
                           step.options.batch_size, step.options.max_length, gpus_text(step)));
   const std::size_t pinned = plan.memory.total(MemoryKind::pinned);
@@ -190,6 +236,8 @@ std::string plan_answer(const PlannedStep& step, std::size_t columns) {
   row("optimizer", "state " + state_text(step.host_share));
   const std::string kept = describe(plan.decoder.keep, plan.decoder.tile_rows);
   row("activations", kept == "all" ? "all kept" : "kept in part, the rest is recomputed in backward");
+  for (const OtherPlan& other : step.others) row("other rates", other_text(step, other));
+  for (const PlanChange& change : step.quicker) row("quicker", "with " + line_of(change));
   row("more", "--verbose, --explain CHOICE, --json");
   return text;
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "base/quantities.h"
 #include "checkpoint/output_space.h"
@@ -12,6 +13,7 @@
 #include "options/option_groups.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/rank_hardware.h"
+#include "plan/plan_change.h"
 #include "plan/simulate/simulator.h"
 #include "plan/training_plan.h"
 
@@ -27,6 +29,12 @@ struct Budget {
     return fmt::format("{} of {} ({:.0f}%)", format_bytes(planned), format_bytes(available), 100 * share());
   }
   nlohmann::ordered_json to_json() const { return {{"planned_bytes", planned}, {"available_bytes", available}}; }
+};
+
+// The plan with other rates that the machine may have.
+struct OtherPlan {
+  OtherRates rates;
+  TrainingPlan plan;
 };
 
 // The plan, and what follows from it. Memory, tokens and FLOPs are those of one rank.
@@ -47,10 +55,12 @@ struct PlannedStep {
   Budget device, host;
   SavedBytes disk;
   RankHosts ranks;
+  std::vector<OtherPlan> others;
+  std::vector<PlanChange> quicker;
 };
 
-// The answer, in ten lines: whether it fits, how long a step takes, how full each memory is. Here and
-// below lines have at most `columns`.
+// The answer, in about ten lines: whether it fits, how long a step takes, how full each memory is, what would be
+// quicker. Here and below lines have at most `columns`.
 std::string plan_answer(const PlannedStep& step, std::size_t columns);
 
 // All the rest: memory by name, the reasons, a sketch of the step, and what bounds it.

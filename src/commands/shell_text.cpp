@@ -53,8 +53,9 @@ std::vector<std::string> values_of(const OptionSpec& spec) {
 // The bash command that lists what may stand as the option's value; empty: any text.
 std::string bash_values(const OptionSpec& spec) {
   if (const auto values = values_of(spec); !values.empty()) return fmt::format("-W '{}'", fmt::join(values, " "));
-  if (names_a("DIR", spec)) return "-d";
-  if (names_a("FILE", spec)) return "-f";
+  const std::string known = spec.known.empty() ? "" : fmt::format(" -W '{}'", fmt::join(spec.known, " "));
+  if (names_a("DIR", spec)) return "-d" + known;
+  if (names_a("FILE", spec)) return "-f" + known;
   return {};
 }
 
@@ -77,9 +78,9 @@ std::string in_single_quotes(std::string_view text) { return "'" + replaced(text
 
 std::string zsh_action(const OptionSpec& spec) {
   if (const auto values = values_of(spec); !values.empty()) return fmt::format("({})", fmt::join(values, " "));
-  if (names_a("DIR", spec)) return "_files -/";
-  if (names_a("FILE", spec)) return "_files";
-  return " ";
+  const std::string files = names_a("DIR", spec) ? "_files -/" : names_a("FILE", spec) ? "_files" : " ";
+  if (spec.known.empty()) return files;
+  return fmt::format("{{compadd -- {}; {}}}", fmt::join(spec.known, " "), files);
 }
 
 std::string zsh_specification(const OptionSpec& spec) {
@@ -180,7 +181,7 @@ _superoffload() {
   out += R"sh(  esac
   if [[ $current == -* || -z $asked$values ]]; then
     values="-W '$options'"
-  elif [[ $values == -[df] ]]; then
+  elif [[ $values == -[df]* ]]; then
     compopt -o filenames 2>/dev/null
   fi
   COMPREPLY=()

@@ -32,7 +32,7 @@ std::string link_text(const LinkState& link) {
 // Says how fast a known machine with such a GPU was measured to copy; empty: none is known.
 std::string measured_link(const std::string& gpu) {
   for (const KnownHardware& known : known_hardware())
-    if (!known.profile.name.empty() && gpu.starts_with(known.profile.name))
+    if (measured_status(known.profile) == "measured" && gpu.starts_with(known.profile.name))
       return fmt::format("; {:.1f} GB/s to the host on a good one (configs/hardware/{}.json)",
                          known.profile.rates.link_to_host / 1e9, known.key);
   return {};

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "model/parameter_rules.h"
+#include "model/parameters.h"
 #include "offload/schedule/placement.h"
 #include "plan/memory/memory_room.h"
 #include "plan/memory/state_memory.h"
@@ -14,13 +16,28 @@
 namespace so {
 namespace {
 
+constexpr std::int64_t most_layers_of_a_pattern = 100;  // numbers of two digits
+
+// The layout with what the knobs freeze; none: the run's own.
+std::optional<ParameterLayout> frozen_layout(const PlannedRun& run, const PlanKnobs& knobs) {
+  if (!knobs.freeze) return std::nullopt;
+  return ParameterLayout(make_parameters(run.spec, {.frozen = parse_patterns(*knobs.freeze, "--freeze")}));
+}
+
 // Answers whether plan_training() would return for a run with this memory or that, sooner than by calling it.
 class Fitting {
  public:
-  Fitting(const PlannedRun& run, const PlanKnobs& knobs) : run_(run), request_(knobs), shape_(run.shape(knobs)) {}
+  Fitting(const PlannedRun& run, const PlanKnobs& knobs)
+      : frozen_(frozen_layout(run, knobs)),
+        run_{run.spec, frozen_ ? *frozen_ : run.layout, run.machine, run.origin, run.shape},
+        request_(knobs),
+        shape_(run.shape(knobs)) {}
+  Fitting(const Fitting&) = delete;
+  Fitting& operator=(const Fitting&) = delete;
   bool fits(const MemoryCaps& memory);
 
  private:
+  const std::optional<ParameterLayout> frozen_;
   const PlannedRun run_;
   const RunRequest request_;
   const TrainingShape shape_;
@@ -70,13 +87,13 @@ void require_state(const ParameterLayout& layout, const PlanningMachine& machine
     advice +=
         "keep AdamW's moments in bf16 (--optimizer_state_dtype "
         "bf16, which train wants with --adam_beta2 0.996 or less), ";
-  const std::string smaller = "train a smaller one or use a ";
+  const std::string smaller = "train a smaller one";
   const auto refusal = room.misfit(
       plan,
       {.for_device = advice +
                      (device_units.value_or(0) > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
-                     smaller + "GPU with more memory",
-       .for_host = advice + smaller + "machine with more memory"});
+                     smaller,
+       .for_host = advice + smaller + " or use a machine with more memory"});
   if (!refusal) return;
   const int most = request.gpus == 1 ? 0 : most_gathered_units(layout.units());
   if (gathered >= most || !room.device ||
@@ -85,8 +102,7 @@ void require_state(const ParameterLayout& layout, const PlanningMachine& machine
   const std::string why = gathered == 0
                               ? std::string(whole_on_each_rank)
                               : fmt::format("--gathered_layers {} leaves the other layers whole on each GPU", gathered);
-  throw MemoryRefusal(fmt::format("{} ({})", refusal->brief(), why), smaller + "GPU with more memory", refusal->plan(),
-                      refusal->short_of());
+  throw MemoryRefusal(fmt::format("{} ({})", refusal->brief(), why), smaller, refusal->plan(), refusal->short_of());
 }
 
 }  // namespace
@@ -96,8 +112,9 @@ PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const
   question.asked = {asked, {}};
   question.rows = &rows;
   question.plan = [run](const PlanKnobs& knobs) {
-    return plan_training(run.spec, run.layout, with_memory(run.machine, knobs.memory), run.shape(knobs), knobs,
-                         run.origin);
+    const std::optional<ParameterLayout> frozen = frozen_layout(run, knobs);
+    return plan_training(run.spec, frozen ? *frozen : run.layout, with_memory(run.machine, knobs.memory),
+                         run.shape(knobs), knobs, run.origin);
   };
   question.fits = [run](const PlanKnobs& knobs) {
     return
@@ -108,7 +125,32 @@ PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const
   PlanningMachine whole = run.machine;
   whole.host_cap.reset();
   question.askable = {run.machine.whole_device_memory, usable_host_budget(whole)};
+  const auto parameters = run.layout.parameters();
+  if (run.spec.layers <= most_layers_of_a_pattern &&
+      std::all_of(parameters.begin(), parameters.end(),
+                  [](const Parameter& p) { return p.trained && p.lr_multiplier == 1; }))
+    for (int layers = 0; layers < run.spec.layers; ++layers)
+      question.freezable.push_back(first_layers_pattern(run.layout, layers));
   return question;
+}
+
+std::string first_layers_pattern(const ParameterLayout& layout, int layers) {
+  // Unit 0 is the embedding, the others begin with "model.layers.0.": what is in front of the number, and behind.
+  const auto name_in = [&](int unit) {
+    return layout.parameters()[static_cast<std::size_t>(layout.unit_parameters(unit).first)].name;
+  };
+  const std::string embedding = name_in(0), layer = name_in(1);
+  std::string pattern = embedding.substr(0, embedding.rfind('.')) + ".*";
+  const std::string before = layer.substr(0, layer.find(".0.") + 1);
+  const auto add = [&](const std::string& numbers) { pattern += fmt::format(",{}{}.*", before, numbers); };
+  const auto digits = [](int first, int last) {
+    return first == last ? std::to_string(first) : fmt::format("[{}-{}]", first, last);
+  };
+  const int tens = layers / 10, ones = layers % 10;
+  if (tens > 0) add("[0-9]");
+  if (tens > 1) add(digits(1, tens - 1) + "[0-9]");
+  if (ones > 0) add((tens > 0 ? std::to_string(tens) : "") + digits(0, ones - 1));
+  return pattern;
 }
 
 PlanningMachine with_memory(PlanningMachine machine, const MemoryCaps& memory) {

@@ -1,11 +1,10 @@
 #include "plan/refusal.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "base/log.h"
 #include "base/quantities.h"
@@ -26,15 +25,9 @@ std::string rounded_up(std::size_t bytes) {
   return fmt::format("{:g}{}", std::ceil(value * digits) / digits, unit);
 }
 
-std::string text_of(const Options& options) {
-  std::string text;
-  for (const auto& [name, value] : options) text += fmt::format("{}--{} {}", text.empty() ? "" : " ", name, value);
-  return text;
-}
-
 class Search {
  public:
-  explicit Search(const PlanQuestion& question) : q_(question), end_(thread_seconds() + question.seconds) {}
+  explicit Search(const PlanQuestion& question) : q_(question), limit_(question.seconds) {}
 
   std::vector<PlanChange> run() {
     const std::vector<Choice> choices = own_choices();
@@ -42,33 +35,30 @@ class Search {
     if (!numbers(q_.asked, {}))
       for (const Choice& choice : choices)
         if (choice.with_numbers && !helps_alone(choice)) numbers(choice.knobs, choice.options);
-    if (!changes_.empty()) {
-      memory(q_.asked, {});
-      return std::move(changes_);
-    }
-    // Nothing helps by itself but more memory: all that needs no other data together, and numbers with that.
-    Choice all{q_.asked, {}};
+    if (changes_.empty()) together(choices);
+    std::optional<std::size_t> host = memory(q_.asked, {});
+    std::optional<std::int64_t> frozen = freeze(q_.asked, {}, most_frozen());
     for (const Choice& choice : choices) {
-      choice.change(all.knobs);
-      all.options.insert(all.options.end(), choice.options.begin(), choice.options.end());
+      if (!choice.less_state || helps_alone(choice)) continue;
+      // Less memory to buy, or fewer layers to freeze, with less state.
+      const std::size_t known = changes_.size();
+      if (const auto less = least_host(choice.knobs); less && host && *less < *host)
+        add_memory(choice.knobs, choice.options, std::nullopt, less);
+      if (frozen) freeze(choice.knobs, choice.options, *frozen - 1);
+      if (changes_.size() > known) break;
     }
-    if (choices.size() > 1) {
-      if (fits(all.knobs)) {
-        add(all.options);
-        // Fewer of them, where they do.
-        for (std::size_t left = 0; choices.size() > 2 && left < choices.size(); ++left) {
-          Choice fewer{q_.asked, {}};
-          for (std::size_t i = 0; i < choices.size(); ++i) {
-            if (i == left) continue;
-            choices[i].change(fewer.knobs);
-            fewer.options.insert(fewer.options.end(), choices[i].options.begin(), choices[i].options.end());
-          }
-          if (fits(fewer.knobs)) add(fewer.options);
-        }
+    if (changes_.empty()) {
+      // As little as can be asked for, with more memory.
+      Choice least = all_of(choices, choices.size());
+      if (allowed("batch_size") && least.knobs.batch_size > 1) {
+        least.knobs.batch_size = 1;
+        least.options.emplace_back("batch_size", "1");
       }
+      if (!least.options.empty()) memory(least.knobs, least.options);
+      freeze(least.knobs, least.options, most_frozen());
     }
-    if (!choices.empty() && changes_.empty()) numbers(all.knobs, all.options);
-    memory(q_.asked, {});
+    smaller_model();
+    for (PlanChange& change : changes_) set_rate(change);
     return std::move(changes_);
   }
 
@@ -78,15 +68,10 @@ class Search {
     Options options;
     std::function<void(PlanKnobs&)> change;
     bool with_numbers = false;  // where neither helps alone, both may, and spare the choices that follow
+    bool less_state = false;    // so that other changes need not be so large
   };
 
-  // Counts this thread's own CPU time, so that the result does not depend on what else the machine does.
-  static double thread_seconds() {
-    timespec now{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-  }
-  bool in_time() const { return thread_seconds() < end_; }
+  bool in_time() const { return limit_.left(); }
   bool plans(PlanKnobs knobs, const MemoryCaps& memory) const {
     knobs.memory = memory;
     try {
@@ -107,16 +92,46 @@ class Search {
     const OptionSpec* spec = q_.rows->find(option);
     return spec && !(q_.results_fixed && spec->changes_results);
   }
-  void add(Options options) {
+  void add(Options options, const PlanKnobs& knobs) {
     std::string text = text_of(options);
-    changes_.push_back({std::move(options), std::move(text)});
+    changes_.push_back({std::move(options), std::move(text), knobs});
   }
   void try_choice(const Choice& choice) {
-    if (fits(choice.knobs)) add(choice.options);
+    if (fits(choice.knobs)) add(choice.options, choice.knobs);
+  }
+  void set_rate(PlanChange& change) {
+    if (!in_time() || change.tokens_per_second) return;
+    change.knobs.explain.clear();
+    try {
+      change.tokens_per_second = tokens_per_second(q_.plan(change.knobs));
+    } catch (const MemoryRefusal&) {
+    }
   }
   bool helps_alone(const Choice& choice) const {
     return std::any_of(changes_.begin(), changes_.end(),
                        [&](const PlanChange& change) { return change.options == choice.options; });
+  }
+
+  // All that need no other data at once, but for the one that is left out.
+  Choice all_of(const std::vector<Choice>& choices, std::size_t left_out) const {
+    Choice all{q_.asked, {}};
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      if (i == left_out) continue;
+      choices[i].change(all.knobs);
+      all.options.insert(all.options.end(), choices[i].options.begin(), choices[i].options.end());
+    }
+    return all;
+  }
+  // Nothing helps by itself but more memory: changes together, and numbers with them.
+  void together(const std::vector<Choice>& choices) {
+    if (choices.empty()) return;
+    const Choice all = all_of(choices, choices.size());
+    if (choices.size() > 1 && fits(all.knobs)) {
+      add(all.options, all.knobs);
+      // Fewer of them, where they do.
+      for (std::size_t left = 0; choices.size() > 2 && left < choices.size(); ++left) try_choice(all_of(choices, left));
+    }
+    if (changes_.empty()) numbers(all.knobs, all.options);
   }
 
   // Changes that are not of a number.
@@ -154,6 +169,7 @@ class Search {
       if (q_.rows->find("adam_beta2") && q_.asked.adam_beta2 > largest_beta2(StatePrecision::bf16))
         options.emplace_back("adam_beta2", "0.99");
       offer(std::move(options), [](PlanKnobs& knobs) { knobs.optimizer_state_dtype = StatePrecision::bf16; });
+      choices.back().less_state = true;
     }
     return choices;
   }
@@ -173,9 +189,9 @@ class Search {
   // Fewer rows, in as many micro-batches more or not; shorter rows. Returns whether any of it helps.
   bool numbers(const PlanKnobs& from, const Options& before) {
     const std::size_t known = changes_.size();
-    const auto add_with = [&](Options options) {
+    const auto add_with = [&](Options options, const PlanKnobs& knobs) {
       options.insert(options.begin(), before.begin(), before.end());
-      add(std::move(options));
+      add(std::move(options), knobs);
     };
     const std::int64_t rows = from.batch_size;
     if (allowed("gradient_accumulation_steps") && allowed("batch_size")) {
@@ -187,7 +203,8 @@ class Search {
         knobs.gradient_accumulation_steps = from.gradient_accumulation_steps * parts;
         if (!fits(knobs)) continue;
         add_with({{"batch_size", std::to_string(knobs.batch_size)},
-                  {"gradient_accumulation_steps", std::to_string(knobs.gradient_accumulation_steps)}});
+                  {"gradient_accumulation_steps", std::to_string(knobs.gradient_accumulation_steps)}},
+                 knobs);
         break;
       }
     }
@@ -197,7 +214,7 @@ class Search {
         knobs.batch_size = value;
         return knobs;
       };
-      if (const auto most = largest(1, 1, rows, with)) add_with({{"batch_size", std::to_string(*most)}});
+      if (const auto most = largest(1, 1, rows, with)) add_with({{"batch_size", std::to_string(*most)}}, with(*most));
     }
     if (allowed("max_length")) {
       const auto with = [&](std::int64_t value) {
@@ -207,84 +224,137 @@ class Search {
       };
       const std::int64_t step = from.max_length > 256 ? 64 : 1;
       if (const auto most = largest(step == 1 ? 2 : step, step, from.max_length, with))
-        add_with({{"max_length", std::to_string(*most)}});
+        add_with({{"max_length", std::to_string(*most)}}, with(*most));
     }
     return changes_.size() > known;
   }
 
-  // The least of one memory, the other as it is, that fits; of both, if neither helps alone.
-  void memory(const PlanKnobs& from, const Options& before) {
-    const auto device = [](MemoryCaps& caps) -> std::optional<std::size_t>& { return caps.device; };
-    const auto host = [](MemoryCaps& caps) -> std::optional<std::size_t>& { return caps.host; };
-    const auto fits = fitting(from);
-    const auto more_device = q_.there.device ? least_memory(fits, from.memory, device) : std::nullopt;
-    const auto more_host = least_memory(fits, from.memory, host);
-    if (more_device) add_memory(before, more_device, std::nullopt);
-    if (more_host) add_memory(before, std::nullopt, more_host);
-    if (more_device || more_host || !q_.there.device) return;
-    MemoryCaps caps = from.memory;
-    caps.host = most_memory;
-    const auto own = least_memory(fits, caps, device);
-    if (!own) return;
-    caps = from.memory;
-    caps.device = own;
-    if (const auto of_host = least_memory(fits, caps, host)) add_memory(before, own, of_host);
+  // The least of one memory, the other as it is, that fits; of both, if neither helps alone. Returns the host's.
+  std::optional<std::size_t> memory(const PlanKnobs& from, const Options& before) {
+    const std::optional<std::size_t> own = least_device(from), host = least_host(from);
+    if (own) add_memory(from, before, own, std::nullopt);
+    if (host) add_memory(from, before, std::nullopt, host);
+    if (own || host || !more_device()) return host;
+    PlanKnobs knobs = from;
+    knobs.memory.device = q_.askable.device;
+    if (const auto of_host = least_host(knobs)) add_memory(from, before, q_.askable.device, of_host);
+    return std::nullopt;
   }
-  template <class Fits, class Which>
-  std::optional<std::size_t> least_memory(const Fits& fits, MemoryCaps caps, const Which& which) const {
-    MemoryCaps there = q_.there;
-    std::size_t bad = which(there).value_or(0), good = bad;
-    const auto enough = [&](std::size_t bytes) {
-      which(caps) = bytes;
+  // Whether the device has more than the plan may have of it.
+  bool more_device() const {
+    return q_.there.device && q_.askable.device && *q_.askable.device > *q_.there.device && allowed("device_memory");
+  }
+  std::optional<std::size_t> least_device(const PlanKnobs& knobs) {
+    if (!more_device()) return std::nullopt;
+    MemoryCaps caps = knobs.memory;
+    return least_between(*q_.there.device, *q_.askable.device, [&, fits = fitting(knobs)](std::size_t bytes) {
+      caps.device = bytes;
+      return fits(caps);
+    });
+  }
+  // What the machine has, where that is enough; else what a machine is sold with. Of one rank.
+  std::optional<std::size_t> least_host(const PlanKnobs& knobs) {
+    const auto ranks = static_cast<std::size_t>(q_.host_ranks);
+    const std::size_t there = q_.there.host.value_or(0);
+    MemoryCaps caps = knobs.memory;
+    const auto enough = [&, fits = fitting(knobs)](std::size_t bytes) {
+      caps.host = bytes;
       return fits(caps);
     };
-    if (!enough(most_memory)) return std::nullopt;
-    for (std::size_t more = std::max<std::size_t>(bad / 8, 1 << 20);; more *= 2) {
-      good = std::min(most_memory, bad + more);
-      if (good == most_memory || enough(good)) break;
-      if (!in_time()) return std::nullopt;
-      bad = good;
+    if (!any_host() && q_.askable.host && *q_.askable.host > there && allowed("host_memory"))
+      if (const auto least = least_between(there, *q_.askable.host, enough)) return least;
+    if (!q_.buys_memory) return std::nullopt;
+    const std::size_t* const first = std::upper_bound(std::begin(sold_memory), std::end(sold_memory), there * ranks);
+    const std::size_t *bad = first, *good = std::end(sold_memory) - 1;
+    if (first == std::end(sold_memory) || !enough(*good / ranks)) return std::nullopt;
+    while (bad < good && in_time()) {
+      const std::size_t* const middle = bad + (good - bad) / 2;
+      if (enough(*middle / ranks))
+        good = middle;
+      else
+        bad = middle + 1;
     }
+    return *good / ranks;
+  }
+  // Whether the machine is one that is only planned for, so that it may have any host memory.
+  bool any_host() const { return q_.askable.host == std::numeric_limits<std::size_t>::max(); }
+  template <class Enough>
+  std::optional<std::size_t> least_between(std::size_t bad, std::size_t good, const Enough& enough) {
+    if (!enough(good)) return std::nullopt;
     while (good - bad > good / 500 && in_time()) {
       const std::size_t middle = bad + (good - bad) / 2;
       (enough(middle) ? good : bad) = middle;
     }
     return good;
   }
-  void add_memory(const Options& before, std::optional<std::size_t> device, std::optional<std::size_t> host) {
+  void add_memory(const PlanKnobs& from, const Options& before, std::optional<std::size_t> device,
+                  std::optional<std::size_t> host) {
+    PlanKnobs knobs = from;
     Options options = before;
-    std::string text;
-    bool askable = true;
-    const auto one = [&](const char* option, const char* what, std::optional<std::size_t> bytes,
-                         std::optional<std::size_t> there, std::optional<std::size_t> most) {
-      if (!bytes) return;
-      const std::string value = rounded_up(*bytes);
-      options.emplace_back(option, value);
-      askable &= allowed(option) && most && static_cast<std::size_t>(parse_bytes(value).value()) <= *most;
-      text += fmt::format("{}{} of {} memory, not {}", text.empty() ? "" : " and ", value, what,
-                          format_bytes(there.value_or(0)));
-    };
-    one("device_memory", "device", device, q_.there.device, q_.askable.device);
-    const auto of_host = [&](std::optional<std::size_t> bytes) -> std::optional<std::size_t> {
-      constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+    std::string missing;
+    if (device) {
+      knobs.memory.device = at_most(rounded_up(*device), *q_.askable.device);
+      options.emplace_back("device_memory", *knobs.memory.device == *q_.askable.device
+                                                ? std::to_string(*q_.askable.device)
+                                                : rounded_up(*device));
+    }
+    if (host) {
       const auto ranks = static_cast<std::size_t>(q_.host_ranks);
-      if (bytes) return *bytes > most / ranks ? most : *bytes * ranks;
-      return bytes;
-    };
-    one("host_memory", "host", of_host(host), of_host(q_.there.host), of_host(q_.askable.host));
-    if (askable) return add(std::move(options));
-    changes_.push_back({{}, before.empty() ? text : text_of(before) + " and " + text});
+      const bool sold = std::binary_search(std::begin(sold_memory), std::end(sold_memory), *host * ranks);
+      const std::string value = sold ? memory_text(*host * ranks) : rounded_up(*host * ranks);
+      const std::size_t bytes = static_cast<std::size_t>(parse_bytes(value).value());
+      knobs.memory.host = bytes / ranks;
+      if (allowed("host_memory") && q_.askable.host && bytes / ranks <= *q_.askable.host)
+        options.emplace_back("host_memory", value);
+      else
+        missing = fmt::format("{} of host memory, not {}", value, format_bytes(q_.there.host.value_or(0) * ranks));
+    }
+    if (missing.empty()) return add(std::move(options), knobs);
+    changes_.push_back({{}, options.empty() ? missing : text_of(options) + " and " + missing, knobs});
+  }
+  static std::size_t at_most(const std::string& value, std::size_t most) {
+    return std::min(static_cast<std::size_t>(parse_bytes(value).value()), most);
   }
 
-  static constexpr std::size_t most_memory = std::size_t{1} << 45;  // more than any machine has
+  // The embedding and the fewest of the first layers that need not be trained, at most so many. Returns how many.
+  std::optional<std::int64_t> freeze(const PlanKnobs& from, const Options& before, std::int64_t most) {
+    if (most < 0 || !allowed("freeze")) return std::nullopt;
+    const auto with = [&](std::int64_t frozen) {
+      PlanKnobs knobs = from;
+      knobs.freeze = q_.freezable[static_cast<std::size_t>(frozen)];
+      return knobs;
+    };
+    std::int64_t good = most, bad = -1;
+    if (!fits(with(good))) return std::nullopt;
+    while (good - bad > 1 && in_time()) {
+      const std::int64_t middle = bad + (good - bad) / 2;
+      (fits(with(middle)) ? good : bad) = middle;
+    }
+    Options options = before;
+    options.emplace_back("freeze", *with(good).freeze);
+    add(std::move(options), with(good));
+    const std::int64_t layers = std::ssize(q_.freezable);
+    changes_.back().text += fmt::format(" (trains {} of {} layers)", layers - good, layers);
+    return good;
+  }
+  // A quarter of the layers is the least that is worth the name of training. -1: nothing may be frozen.
+  std::int64_t most_frozen() const { return q_.freezable.empty() ? -1 : std::ssize(q_.freezable) * 3 / 4; }
+
+  void smaller_model() {
+    if (!q_.smaller_model || !in_time()) return;
+    if (const auto smaller = q_.smaller_model([this] { return in_time(); })) {
+      add({{"model", smaller->name}}, q_.asked);
+      changes_.back().tokens_per_second = smaller->tokens_per_second;
+    }
+  }
+
   const PlanQuestion& q_;
-  const double end_;
+  const CpuTimeLimit limit_;
   std::vector<PlanChange> changes_;
 };
 
 std::string message(const MemoryRefusal& refusal, const std::vector<PlanChange>& changes) {
   if (changes.empty()) return refusal.what();
-  if (changes[0].options.empty()) return fmt::format("{}; it would fit with {}", refusal.what(), changes[0].text);
   std::string text = fmt::format("{}; it would fit with {}", refusal.brief(), changes[0].text);
   if (changes.size() > 1)
     text += fmt::format(", or with {} above",
@@ -307,7 +377,7 @@ void refuse(const PlanQuestion& question, const MemoryRefusal& refusal) {
   log_detail("memory that was planned:\n{}", refusal.plan().table());
   std::vector<PlanChange> changes = find_changes(question);
   std::string list;
-  for (const PlanChange& change : changes) list += fmt::format("\n  {}", change.text);
+  for (const PlanChange& change : changes) list += "\n  " + line_of(change);
   if (!changes.empty()) log_info("any one of these would make it fit:{}", list);
   throw PlanRefusal(refusal, std::move(changes));
 }

@@ -2,23 +2,18 @@
 // fit, each found by planning again with it.
 #pragma once
 
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "plan/plan_change.h"
 #include "plan/plan_question.h"
 
 namespace so {
 
-struct PlanChange {
-  // As the command line has them; none: what is missing is no option.
-  std::vector<std::pair<std::string, std::string>> options;
-  std::string text;
-};
-
-// The smallest change of each kind, those first that change no result. Where no change of one kind helps but more
-// memory, changes of several kinds together.
+// The smallest change of each kind, those first that change no result, with the rates of as many as question.seconds
+// allow. Where no change of one kind helps but more memory, changes of several kinds together. Host memory is that of
+// a machine that is sold (sold_memory), except where the machine has enough; of the device no more is asked than
+// question.askable.
 std::vector<PlanChange> find_changes(const PlanQuestion& question);
 
 // An Error with what would help. Its message names the first of them; table() is for the log.

@@ -51,7 +51,7 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, c
 const MemoryAdvice training_advice{
     .for_device =
         "use a smaller --batch_size or --max_length, --activation_checkpointing auto, more of the optimizer state in "
-        "host memory (--offload_optimizer cpu without --offload_ratio), or a GPU with more memory",
+        "host memory (--offload_optimizer cpu without --offload_ratio), or a smaller model",
     .for_host =
         "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory"};
 
@@ -250,10 +250,15 @@ StateMemory TrainingPlacement::state_of_split(const Choice& choice) {
   last.device_units = q_.layout.units() - ends;
   if (choice.device_units <= first.device_units || choice.device_units >= last.device_units)
     return states_[choice] = dry_run(choice);
-  const auto begin = [this](const Choice& c) {
-    return static_cast<double>(q_.layout.unit_range(c.device_units).begin);
+  // Frozen units have no state.
+  const auto before = [this](const Choice& c) {
+    if (!q_.layout.has_frozen()) return static_cast<double>(q_.layout.unit_range(c.device_units).begin);
+    std::int64_t trained = 0;
+    for (int unit = 0; unit < c.device_units; ++unit) trained += q_.layout.trained_elements(unit);
+    return static_cast<double>(trained);
   };
-  const double share = (begin(choice) - begin(first)) / (begin(last) - begin(first));
+  const double between_ends = before(last) - before(first);
+  const double share = between_ends > 0 ? (before(choice) - before(first)) / between_ends : 0;
   const StateMemory a = state_of_split(first), b = state_of_split(last);
   const auto between = [share](std::size_t from, std::size_t to) {
     return static_cast<std::size_t>((1 - share) * static_cast<double>(from) + share * static_cast<double>(to));
@@ -311,8 +316,10 @@ bool TrainingPlacement::is_as_summed(const Choice& choice) {
 }
 
 bool TrainingPlacement::any() {
-  const std::optional<Choice> choice = fitting_choice(inputs_);
-  return choice && (is_as_summed(*choice) || fitting_choice(inputs_));
+  for (;;) {  // each turn learns what one choice takes
+    const std::optional<Choice> choice = fitting_choice(inputs_);
+    if (!choice || is_as_summed(*choice)) return choice.has_value();
+  }
 }
 
 void TrainingPlacement::choose() {

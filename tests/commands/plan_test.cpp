@@ -378,6 +378,71 @@ TEST(PlanRanks, RefuseWhatTheyCannotDo) {
   refused({"qwen3-4b", "--gpus_per_host", "0"}, {"--gpus_per_host: 0", "100000"});
 }
 
+TEST(Plan, SaysWhatWasMeasuredOfTheMachine) {
+  const auto status = [](const char* hardware) {
+    return plan({"--model", "qwen3-0.6b", "--hardware", hardware}).result.at("hardware").at("status");
+  };
+  EXPECT_EQ(status("h200"), "measured");
+  EXPECT_EQ(status("rtx5090"), "planned");
+  const TemporaryDirectory directory;
+  const Outcome o = run({test::binary(), "plan", "--model", "qwen3-0.6b", "--hardware", "l40s"}, directory.path());
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("planned; nothing was"), std::string::npos) << o.out;
+}
+
+SO_LABEL(sweep, "Plan.ARefusalSaysWhatAPersonCanDo");
+TEST(Plan, ARefusalSaysWhatAPersonCanDo) {
+  const TemporaryDirectory directory;
+  const Outcome o = run({test::binary(), "plan", "--model", "qwen3-14b", "--hardware", "rtx4090"}, directory.path());
+  EXPECT_EQ(o.exit_code, 2);
+  for (const char* part : {"\n  --host_memory 256GB: ", " tokens/s\n",
+                           "\n  --model qwen3-4b: ", "GeForce RTX 4090: planned; nothing was measured on one"})
+    EXPECT_NE(o.err.find(part), std::string::npos) << part << o.err;
+  EXPECT_EQ(o.err.find("--device_memory"), std::string::npos) << "the card has no more";
+  // Of the card that is limited, more may be asked for; and where memory is soldered nobody is told to buy any.
+  const Outcome less = run({test::binary(), "plan", "--model", "qwen3-4b", "--hardware", "gh200", "--device_memory",
+                            "3GB", "--batch_size", "1"},
+                           directory.path());
+  EXPECT_NE(less.err.find("\n  --device_memory "), std::string::npos) << less.err;
+  const Outcome large =
+      run({test::binary(), "plan", "--model", "llama-3.3-70b", "--hardware", "gh200"}, directory.path());
+  EXPECT_EQ(large.exit_code, 2);
+  EXPECT_EQ(large.err.find("--host_memory"), std::string::npos) << large.err;
+}
+
+SO_LABEL(sweep, "Plan.SaysWhatChangesBetweenTheRatesThatOthersMeasured");
+TEST(Plan, SaysWhatChangesBetweenTheRatesThatOthersMeasured) {
+  const json result = plan({"--model", "qwen3-14b", "--hardware", "gh200"}).result;
+  const json& other = result.at("other_rates").at(0);
+  EXPECT_EQ(other.at("what"), "AdamW at 224 GB/s");
+  EXPECT_GE(other.at("step_seconds"), result.at("expected").at("step_seconds"));
+  EXPECT_LE(other.at("host_share"), result.at("host_share")) << "a slower host has no more of the state";
+  const TemporaryDirectory directory;
+  const Outcome o = run({test::binary(), "plan", "--model", "qwen3-14b", "--hardware", "gh200"}, directory.path());
+  EXPECT_NE(o.out.find("with AdamW at 224 GB/s: "), std::string::npos) << o.out;
+}
+
+// Each of what is advised for a step that waits for its host is as quick as it says.
+SO_LABEL(sweep, "Plan.AdvisesWhatIsQuicker");
+TEST(Plan, AdvisesWhatIsQuicker) {
+  const std::vector<std::string> words{"--model", "qwen3-4b",     "--hardware", "rtx4090",      "--host_memory",
+                                       "64GB",    "--batch_size", "1",          "--max_length", "2048"};
+  const json result = plan(words).result;
+  ASSERT_FALSE(result.at("quicker").empty());
+  for (const json& change : result.at("quicker")) {
+    std::vector<std::string> changed = words;
+    for (const auto& [name, value] : change.at("options").items()) {
+      changed.push_back("--" + name);
+      changed.push_back(value.get<std::string>());
+    }
+    if (change.at("options").contains("host_memory")) changed.erase(changed.begin() + 4, changed.begin() + 6);
+    const double rate = plan(changed).expected("tokens_per_s");
+    EXPECT_NEAR(rate, change.at("tokens_per_s").get<double>(), 1e-6 * rate);
+    EXPECT_GT(rate, 1.05 * result.at("expected").at("tokens_per_s").get<double>());
+  }
+  EXPECT_TRUE(plan({"--model", "qwen3-4b"}).result.at("quicker").empty()) << "nothing is waited for";
+}
+
 SO_LABEL(sweep, "Plan.RefusesWhatCannotBe");
 TEST(Plan, RefusesWhatCannotBe) {
   const TemporaryDirectory directory;
@@ -386,7 +451,8 @@ TEST(Plan, RefusesWhatCannotBe) {
     expect_refusal(run(words, directory.path()), needles);
   };
   refused({"--model", "llama-3.3-70b"}, {"not enough memory", "optimizer state", "it would fit with --"});
-  refused({"--model", "qwen3-14b", "--hardware", "rtx4090"}, {"not enough memory", "--device_memory"});
+  refused({"--model", "qwen3-14b", "--hardware", "rtx4090"},
+          {"not enough memory", "it would fit with --host_memory 256GB, or with"});
   refused({"--model", "qwen3-4b", "--hardware", "tpu"}, {"--hardware tpu", "known are"});
   refused({"--model", "qwen3-4b", "--batch_size", "50000", "--max_length", "50000"}, {"too many tokens"});
   refused({"--model", "qwen3-4b", "--offload_optimizer", "none", "--offload_ratio", "0.5"}, {"--offload_ratio 0.5"});

@@ -94,6 +94,103 @@ TEST(Hardware, EveryConstantOfAKnownMachineSaysWhereItComesFrom) {
   }
 }
 
+TEST(Hardware, FiguresOfKnownMachinesLieWithinBounds) {
+  for (const KnownHardware& known : known_hardware()) {
+    SCOPED_TRACE(known.key);
+    const HardwareProfile& p = known.profile;
+    const MachineRates& r = p.rates;
+    EXPECT_GE(p.device_memory, 24'000'000'000u);
+    EXPECT_LE(p.device_memory, 288'000'000'000u);
+    EXPECT_GT(r.gemm_flops, 40e12);
+    EXPECT_LT(r.gemm_flops, 0.8 * 2500e12);
+    if (!p.one_memory) {  // where a copy stays within it
+      EXPECT_GT(r.device_memory, 8 * std::max(r.link_to_host, r.link_to_device)) << "of what use would offloading be?";
+      EXPECT_LE(std::max(r.link_to_host, r.link_to_device), 450e9) << "more than NVLink-C2C has";
+      EXPECT_LE(r.host_adamw, r.host_memory);
+      EXPECT_LE(r.host_memory, 400e9) << "more than any of their hosts has";
+    }
+    EXPECT_GE(p.host_threads, 8);
+    EXPECT_LE(p.host_threads, 128);
+    for (const OtherRates& other : p.other_rates)
+      for (const auto& [name, value] : other.rates) EXPECT_GT(value, 1e9) << name;
+  }
+  // GeForce cards sum in fp32 at half of the rate; all are ordered as their generations are.
+  const auto rates = [](const char* key) { return resolve_hardware(key).rates; };
+  const auto rising = [&](std::initializer_list<const char*> keys, double MachineRates::*member) {
+    double last = 0;
+    for (const char* key : keys) {
+      EXPECT_GT(rates(key).*member, last) << key;
+      last = rates(key).*member;
+    }
+  };
+  rising({"rtx3090", "rtx4090", "rtx5090", "a100-80g", "l40s", "rtxpro6000", "h200", "b200", "dgx-station"},
+         &MachineRates::gemm_flops);
+  rising({"l40s", "rtx3090", "rtx4090", "rtx5090", "a100-80g", "h100-sxm", "h200", "dgx-station", "b200"},
+         &MachineRates::device_memory);
+  EXPECT_NEAR(rates("rtxpro6000").gemm_flops / rates("rtx5090").gemm_flops, 2.4, 0.1) << "full rate, and more of it";
+  EXPECT_EQ(rates("rtxpro6000").device_memory, rates("rtx5090").device_memory);
+  EXPECT_EQ(rates("rtx3090").link_to_host, rates("a100-80g").link_to_host);
+  EXPECT_EQ(rates("gh200").link_to_device, 345e9);
+  EXPECT_EQ(rates("gh200").link_to_host, 295e9);
+}
+
+TEST(Hardware, SaysWhatWasMeasured) {
+  const auto status = [](const char* key) { return measured_status(resolve_hardware(key)); };
+  for (const char* key : {"h200", "h100-sxm"}) EXPECT_EQ(status(key), "measured") << key;
+  for (const KnownHardware& known : known_hardware()) {
+    ASSERT_TRUE(known.profile.measured) << known.key;
+    if (known.key == "h200" || known.key == "h100-sxm") continue;
+    EXPECT_EQ(measured_status(known.profile), "planned") << known.key;
+    EXPECT_EQ(measured_text(known.profile), "planned; nothing was measured on one") << known.key;
+  }
+  json file = some();
+  file["measured"] = {"gemm_flops", "host_memory_bytes"};
+  const HardwareProfile part = parse_hardware(file.dump(), "mine.json");
+  EXPECT_EQ(measured_status(part), "measured in part");
+  test::expect_in(measured_text(part), {"gemm_flops, host_memory_bytes"});
+  EXPECT_EQ(parse_hardware(to_json(part), "file").measured, part.measured);
+  file.erase("measured");
+  EXPECT_EQ(measured_status(parse_hardware(file.dump(), "mine.json")), "unknown");
+  file["measured"] = {"speed"};
+  expect_refused(file, {"mine.json: measured: \"speed\": not a constant"});
+  file["measured"] = "all";
+  expect_refused(file, {"mine.json: measured: expected a list"});
+}
+
+TEST(Hardware, SaysWhereMemoryIsSoldered) {
+  for (const char* key : {"gh200", "gb200", "dgx-station", "dgx-spark", "mi300a"})
+    EXPECT_TRUE(resolve_hardware(key).fixed_memory) << key;
+  for (const char* key : {"h200", "rtx4090"}) EXPECT_FALSE(resolve_hardware(key).fixed_memory) << key;
+  json file = some();
+  file["fixed_memory"] = 1;
+  expect_refused(file, {"mine.json: fixed_memory: expected true or false"});
+}
+
+TEST(Hardware, OtherRatesChangeWhatTheyNameAndWhatSeveralGpusShareOfIt) {
+  const HardwareProfile gh200 = resolve_hardware("gh200");
+  ASSERT_EQ(gh200.other_rates.size(), 1u);
+  const HardwareProfile slower = with_rates(gh200, gh200.other_rates[0]);
+  EXPECT_EQ(gh200.other_rates[0].what, "AdamW at 224 GB/s");
+  EXPECT_EQ(gh200.rates.host_adamw, 341e9);
+  EXPECT_EQ(slower.rates.host_adamw, 224e9);
+  EXPECT_EQ(slower.rates.host_adamw_wide, 224e9);
+  EXPECT_EQ(slower.rates.link_to_host, gh200.rates.link_to_host);
+  EXPECT_DOUBLE_EQ(slower.hosts[0].rates.host_adamw, 8 * 224e9);
+  EXPECT_EQ(slower.hosts[0].rates.link_to_host, gh200.hosts[0].rates.link_to_host);
+
+  json file = some();
+  file["other_rates"] = {{{"what", "a quick link"}, {"source", "a test"}, {"rates", {{"link_to_host", 1e11}}}}};
+  EXPECT_EQ(parse_hardware(file.dump(), "mine.json").other_rates.at(0).rates.at(0).second, 1e11);
+  file["other_rates"][0]["rates"] = json::object();
+  expect_refused(file, {"mine.json: other_rates[0].rates: names no rate"});
+  file["other_rates"][0]["rates"] = {{"speed", 1}};
+  expect_refused(file, {"mine.json: other_rates[0].rates.speed", "not a key"});
+  file["other_rates"][0]["rates"] = {{"link_to_host", -1}};
+  expect_refused(file, {"other_rates[0].rates.link_to_host", "positive number"});
+  file["other_rates"] = 1;
+  expect_refused(file, {"mine.json: other_rates: expected a list"});
+}
+
 TEST(Hardware, EfficienciesAreTheH200sWhereAFileSaysNone) {
   const Efficiencies& measured = h200_efficiencies();
   EXPECT_FALSE(some().contains("efficiencies"));
@@ -137,7 +234,7 @@ TEST(Hardware, AFileWinsAndAnUnknownNameListsTheKnown) {
   test::write_file(directory / "h200", file.dump());
   EXPECT_EQ(resolve_hardware((directory / "h200").string()).name, "Mine");
   test::expect_in(test::refusal([] { resolve_hardware("h300"); }),
-                  {"--hardware h300", "gh200, h100-pcie, h100-sxm, h200"});
+                  {"--hardware h300", "gh200, h100-pcie, h100-sxm, h200", "rtx3090, rtx4090, rtx5090"});
 }
 
 TEST(Hardware, WhatIsNoHardwareFileIsRefusedByKey) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "io/presets.h"
@@ -52,6 +53,20 @@ TEST(RankHardware, RanksOfOneHostShareWhatItHas) {
     EXPECT_GE(some.rates.host_adamw, part.rates.host_adamw);
     EXPECT_GE(some.host_memory, part.host_memory);
   }
+}
+
+TEST(RankHardware, WhatOneGpuWasMeasuredWithIsNoMeasurementOfARanksPart) {
+  const HardwareProfile h200 = resolve_hardware("h200");
+  const auto measured = [&](int gpus, const std::string& key) {
+    const HardwareProfile part = part_of_rank(h200, rank_hosts(h200, "h200", gpus, std::nullopt));
+    return std::count(part.measured->begin(), part.measured->end(), key);
+  };
+  EXPECT_EQ(measured(1, "link_to_host"), 1);
+  EXPECT_EQ(measured(2, "link_to_host"), 0);
+  EXPECT_EQ(measured(4, "link_to_host"), 1);
+  EXPECT_EQ(measured(3, "link_to_host"), 0) << "of a host with four";
+  for (const int gpus : {1, 2, 4}) EXPECT_EQ(measured(gpus, "gemm_flops"), 1);
+  EXPECT_EQ(measured_status(part_of_rank(h200, rank_hosts(h200, "h200", 2, std::nullopt))), "measured in part");
 }
 
 TEST(RankHardware, SeveralHostsMeetOverTheirAdapters) {

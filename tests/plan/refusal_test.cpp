@@ -2,7 +2,11 @@
 // plans.
 #include "plan/refusal.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <limits>
+#include <set>
 
 #include "base/quantities.h"
 #include "io/presets.h"
@@ -10,6 +14,7 @@
 #include "model/parameters.h"
 #include "options/train_options.h"
 #include "plan/gpu_rates.h"
+#include "plan/machine/hardware.h"
 #include "plan/row_step.h"
 #include "support/errors.h"
 #include "support/label.h"
@@ -63,6 +68,7 @@ PlanKnobs changed(PlanKnobs knobs, const PlanChange& change) {
     if (name == "move_gradients") knobs.move_gradients = Toggle::automatic;
     if (name == "device_memory") knobs.memory.device = static_cast<std::size_t>(*parse_bytes(value));
     if (name == "host_memory") knobs.memory.host = static_cast<std::size_t>(*parse_bytes(value));
+    if (name == "freeze") knobs.freeze = value;
   }
   return knobs;
 }
@@ -85,6 +91,7 @@ std::vector<PlanChange> changes_of(const Planned& planned) {
       SCOPED_TRACE(change.text);
       EXPECT_FALSE(change.options.empty());
       EXPECT_NO_THROW(question.plan(changed(planned.asked, change))) << "what fits() says, plan() does";
+      EXPECT_EQ(change.tokens_per_second.has_value(), planned.machine.backend->own_memory);
       // One more is too much.
       PlanKnobs more = changed(planned.asked, change);
       if (names(change, "gradient_accumulation_steps")) continue;
@@ -147,6 +154,141 @@ TEST(PlanChanges, OfEachKind) {
   EXPECT_TRUE(any(more, "host_memory"));
   EXPECT_TRUE(any(more, "optimizer_state_dtype"));
   EXPECT_TRUE(any(more, "adam_beta2")) << "with it";
+  EXPECT_TRUE(any(more, "freeze"));
+}
+
+// What the machine has is the limit of what is asked of the device; host memory can be bought.
+TEST(PlanChanges, NeverAskForMoreThanTheDeviceHas) {
+  Planned planned("qwen3-4b", cuda_backend(), 20, 128);
+  planned.asked.batch_size = 32;
+  PlanQuestion question = planned.question();
+  question.askable.device = planned.machine.device_memory;
+  EXPECT_FALSE(any(find_changes(question), "device_memory"));
+  question.askable.device = std::size_t{60'000'000'000};
+  for (const PlanChange& change : find_changes(question))
+    for (const auto& [name, value] : change.options)
+      if (name == "device_memory") {
+        EXPECT_LE(*parse_bytes(value), 60e9);
+      }
+  EXPECT_TRUE(any(find_changes(question), "device_memory"));
+}
+
+TEST(PlanChanges, MemoryToBuyIsAsMuchAsIsSold) {
+  Planned planned("qwen3-14b", cuda_backend(), 80, 150);
+  PlanQuestion question = planned.question();
+  question.askable = {planned.machine.device_memory, std::numeric_limits<std::size_t>::max()};
+  std::string host;
+  for (const PlanChange& change : find_changes(question))
+    for (const auto& [name, value] : change.options)
+      if (name == "host_memory") host = value;
+  EXPECT_EQ(host, "192GB") << "less does not fit";
+  PlanKnobs less = planned.asked;
+  less.memory.host = 128 * gigabyte;
+  EXPECT_FALSE(question.fits(less)(less.memory));
+  EXPECT_EQ(sold_for(128 * gigabyte), 128 * gigabyte);
+  EXPECT_EQ(sold_for(128 * gigabyte + 1), 192 * gigabyte);
+  EXPECT_EQ(sold_for(std::size_t{1} << 50), std::nullopt);
+  // Two ranks of a host share what is bought.
+  question.host_ranks = 2;
+  host.clear();
+  for (const PlanChange& change : find_changes(question))
+    for (const auto& [name, value] : change.options)
+      if (name == "host_memory") host = value;
+  EXPECT_EQ(host, "384GB");
+}
+
+// A desktop with 24 GB and 64 GB, and the models that people would like to train on it.
+TEST(PlanChanges, OnADesktop) {
+  Planned llama("llama-3.1-8b", cuda_backend(), 24, 60);
+  llama.asked.max_length = 2048;
+  PlanQuestion question = llama.question();
+  question.askable = {llama.machine.device_memory, std::numeric_limits<std::size_t>::max()};
+  EXPECT_THROW(question.require_state(), MemoryRefusal);
+  const auto changes = find_changes(question);
+  EXPECT_TRUE(any(changes, "host_memory"));
+  EXPECT_TRUE(any(changes, "freeze"));
+  EXPECT_FALSE(any(changes, "device_memory"));
+  EXPECT_FALSE(any(changes, "batch_size")) << "the state alone is too large";
+  for (const PlanChange& change : changes) {
+    SCOPED_TRACE(change.text);
+    EXPECT_NO_THROW(question.plan(changed(llama.asked, change)));
+    ASSERT_TRUE(change.tokens_per_second);
+    EXPECT_NEAR(*change.tokens_per_second, *tokens_per_second(question.plan(change.knobs)), 1e-6);
+    expect_in(line_of(change), {change.text + ": ", " tokens/s"});
+  }
+
+  Planned small("qwen3-0.6b", cuda_backend(), 24, 60);
+  small.asked.max_length = 2048;
+  EXPECT_NO_THROW(small.question().plan(small.asked));
+  small.asked.batch_size = 256;
+  const auto rows = find_changes(small.question());
+  EXPECT_TRUE(any(rows, "gradient_accumulation_steps"));
+  EXPECT_FALSE(any(rows, "host_memory"));
+}
+
+TEST(PlanChanges, PatternsOfTheFirstLayersMatchThese) {
+  const Planned planned("qwen3-4b", cuda_backend(), 24, 60);
+  EXPECT_EQ(first_layers_pattern(planned.layout, 0), "model.embed_tokens.*");
+  EXPECT_EQ(first_layers_pattern(planned.layout, 1), "model.embed_tokens.*,model.layers.0.*");
+  for (const int layers : {1, 2, 9, 10, 11, 12, 19, 20, 21, 30, 35}) {
+    const std::string pattern = first_layers_pattern(planned.layout, layers);
+    const ParameterLayout layout(make_parameters(planned.spec, {.frozen = parse_patterns(pattern, "--freeze")}));
+    EXPECT_EQ(layout.first_trained_unit(), layers + 1) << pattern;
+    EXPECT_EQ(layout.trained_elements(layers + 1), layout.unit_range(layers + 1).size()) << pattern;
+  }
+  EXPECT_EQ(text_of({{"freeze", "model.layers.[0-9].*"}, {"batch_size", "1"}}),
+            "--freeze 'model.layers.[0-9].*' --batch_size 1");
+  EXPECT_EQ(rate_text(1234567.6), "1,234,568 tokens/s");
+  EXPECT_EQ(rate_text(999.4), "999 tokens/s");
+}
+
+TEST(PlanChanges, WhatIsFrozenOrLearnsAtARateOfItsOwnIsLeftAsItIs) {
+  const Planned planned("qwen3-4b", cuda_backend(), 24, 60);
+  EXPECT_EQ(planned.question().freezable.size(), 36u);
+  const auto freezable = [&](const ParameterRules& rules) {
+    const ParameterLayout layout(make_parameters(planned.spec, rules));
+    return make_question({planned.spec, layout, planned.machine, WeightOrigin::files, row_shape}, planned.asked,
+                         train_option_table())
+        .freezable.size();
+  };
+  EXPECT_EQ(freezable({.frozen = {"*norm.weight"}}), 0u);
+  EXPECT_EQ(freezable({.lr_multipliers = {{"*norm.weight", 2}}}), 0u);
+}
+
+// On every machine that is known, for a third of the models that are known, each of them on some: what is advised fits,
+// and asks for no more of the device than it has.
+SO_LABEL(sweep, "PlanAdvice.FitsOnEveryMachine");
+TEST(PlanAdvice, FitsOnEveryMachine) {
+  int refused = 0, advised = 0, turn = 0;
+  std::set<std::pair<std::size_t, std::size_t>> seen;
+  for (const KnownHardware& known : known_hardware()) {
+    const HardwareProfile& hardware = known.profile;
+    if (hardware.one_memory || !seen.emplace(hardware.device_memory, hardware.host_memory).second) continue;
+    for (const Preset& preset : model_presets()) {
+      if (++turn % 3 != 0) continue;  // 17 models, so that each machine begins elsewhere
+      SCOPED_TRACE(fmt::format("{} on {}", preset.name, known.key));
+      Planned planned(std::string(preset.name).c_str(), cuda_backend(),
+                      static_cast<double>(hardware.device_memory) / 1e9,
+                      static_cast<double>(hardware.host_memory) / 1e9);
+      planned.machine.rates = [&] { return hardware.rates; };
+      planned.asked.max_length = 2048;
+      PlanQuestion question = planned.question();
+      question.askable = {planned.machine.device_memory, std::numeric_limits<std::size_t>::max()};
+      if (question.fits(planned.asked)(planned.asked.memory)) continue;
+      ++refused;
+      question.seconds = 0.5;
+      for (const PlanChange& change : find_changes(question)) {
+        SCOPED_TRACE(change.text);
+        ++advised;
+        EXPECT_FALSE(names(change, "device_memory"));
+        EXPECT_FALSE(change.options.empty());
+        const PlanKnobs knobs = changed(planned.asked, change);
+        EXPECT_TRUE(question.fits(knobs)(knobs.memory));
+      }
+    }
+  }
+  EXPECT_GT(refused, 15);
+  EXPECT_GT(advised, refused);
 }
 
 TEST(PlanChanges, OnTheCpuDeviceThereIsOneMemory) {
@@ -197,12 +339,14 @@ TEST(PlanChanges, AreNamedInTheRefusal) {
     EXPECT_TRUE(change.options.empty());
     texts += change.text + "\n";
   }
-  expect_in(texts, {"GB of host memory, not 150.0 GB", "GB of device memory, not 80.0 GB"});
+  expect_in(texts, {"192GB of host memory, not 150.0 GB"});
+  EXPECT_EQ(texts.find("device memory"), std::string::npos) << "of which no card has more than it has";
 }
 
 TEST(PlanChanges, AreSoughtNoLongerThanAllowed) {
   Planned large("llama-3.3-70b", cuda_backend(), 149, 134);
   PlanQuestion question = large.question();
+  question.askable = {large.machine.device_memory, std::numeric_limits<std::size_t>::max()};
   int asked = 0;
   question.fits = [&, fits = question.fits](const PlanKnobs& knobs) {
     return [&asked, fits = fits(knobs)](const MemoryCaps& memory) { return ++asked, fits(memory); };

@@ -1,5 +1,7 @@
 #include "plan/machine/hardware.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -82,6 +84,10 @@ class Reader {
     if (!at(key).is_string()) fail("{}: {}{}: expected a string", origin_, prefix_, key);
     return at(key).get<std::string>();
   }
+  bool boolean(const char* key) const {
+    if (!at(key).is_boolean()) fail("{}: {}{}: expected true or false", origin_, prefix_, key);
+    return at(key).get<bool>();
+  }
   double positive(const char* key, double most) const {
     const ordered_json& value = at(key);
     if (!value.is_number() || !(value.get<double>() > 0) || value.get<double>() > most)
@@ -123,17 +129,58 @@ void read_table(const Reader& object, const Table& table, Values& values) {
   for (const auto& [key, member] : table) values.*member = object.positive(key, most_rate);
 }
 
+// The keys of the constants of a file, or of a host in it.
+std::vector<std::string_view> constants_of(const ordered_json& file) {
+  std::vector<std::string_view> constants{"device_memory_bytes", "host_memory_bytes", "host_threads"};
+  for (const char* table : {"rates", "efficiencies", "between_gpus"})
+    if (file.contains(table))
+      for (const auto& [key, value] : file[table].items()) constants.emplace_back(key);
+  return constants;
+}
+
 // The file, or a host in it, may say where its constants come from. That is for people to read, so only its form is
 // checked.
 void check_sources(const ordered_json& file, const std::string& origin, const std::string& prefix = {}) {
   if (!file.contains("sources")) return;
   const Reader sources(file["sources"], origin, prefix + "sources.");
-  std::vector<std::string_view> constants{"device_memory_bytes", "host_memory_bytes", "host_threads"};
-  for (const char* table : {"rates", "efficiencies", "between_gpus"})
-    if (file.contains(table))
-      for (const auto& [key, value] : file[table].items()) constants.emplace_back(key);
-  sources.only(constants);
+  sources.only(constants_of(file));
   for (const auto& [key, value] : file["sources"].items()) sources.text(key.c_str());
+}
+
+// Of any table, whether or not the file has it.
+std::vector<std::string> read_measured(const ordered_json& file, const std::string& origin,
+                                       const std::string& prefix = {}) {
+  std::vector<std::string_view> known = constants_of(file);
+  for (const auto& [key, member] : efficiencies) known.emplace_back(key);
+  for (const auto& [key, member] : interconnect) known.emplace_back(key);
+  if (!file["measured"].is_array()) fail("{}: {}measured: expected a list of names", origin, prefix);
+  std::vector<std::string> measured;
+  for (const ordered_json& name : file["measured"]) {
+    if (!name.is_string() || std::find(known.begin(), known.end(), name.get<std::string>()) == known.end())
+      fail("{}: {}measured: {}: not a constant of hardware files", origin, prefix, printable(name.dump()));
+    measured.push_back(name.get<std::string>());
+  }
+  return measured;
+}
+
+std::vector<OtherRates> read_other_rates(const ordered_json& list, const std::string& origin) {
+  if (!list.is_array()) fail("{}: other_rates: expected a list of JSON objects", origin);
+  std::vector<std::string_view> known;
+  for (const auto& [key, member] : rates) known.emplace_back(key);
+  std::vector<OtherRates> all;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string prefix = fmt::format("other_rates[{}].", i);
+    const Reader file(list[i], origin, prefix);
+    file.only({"what", "source", "rates"});
+    OtherRates other{file.text("what"), file.text("source"), {}};
+    const Reader values(file.at("rates"), origin, prefix + "rates.");
+    values.only(known);
+    for (const auto& [key, value] : list[i]["rates"].items())
+      other.rates.emplace_back(key, values.positive(key.c_str(), most_rate));
+    if (other.rates.empty()) fail("{}: {}rates: names no rate", origin, prefix);
+    all.push_back(std::move(other));
+  }
+  return all;
 }
 
 std::vector<SharedHost> read_hosts(const ordered_json& list, const std::string& origin) {
@@ -143,7 +190,7 @@ std::vector<SharedHost> read_hosts(const ordered_json& list, const std::string& 
   for (std::size_t i = 0; i < list.size(); ++i) {
     const std::string prefix = fmt::format("hosts[{}].", i);
     const Reader file(list[i], origin, prefix);
-    file.only({"gpus", "host_memory_bytes", "host_threads", "rates", "sources"});
+    file.only({"gpus", "host_memory_bytes", "host_threads", "measured", "rates", "sources"});
     SharedHost host;
     const double gpus = file.positive("gpus", most_gpus);
     host.gpus = static_cast<int>(gpus);
@@ -153,7 +200,8 @@ std::vector<SharedHost> read_hosts(const ordered_json& list, const std::string& 
     host.host_threads = static_cast<int>(std::ceil(file.positive("host_threads", 65536)));
     read_table(Reader(file.at("rates"), origin, prefix + "rates."), shared_rates, host.rates);
     check_sources(list[i], origin, prefix);
-    hosts.push_back(host);
+    if (list[i].contains("measured")) host.measured = read_measured(list[i], origin, prefix);
+    hosts.push_back(std::move(host));
   }
   return hosts;
 }
@@ -214,8 +262,8 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
   const ordered_json json = parse_text(text, origin);
   const std::string file_name = printable_path(origin);
   const Reader file(json, file_name);
-  file.only({"name", "source", "one_memory", "device_memory_bytes", "host_memory_bytes", "host_threads", "rates",
-             "adamw", "efficiencies", "hosts", "between_gpus", "sources"});
+  file.only({"name", "source", "one_memory", "device_memory_bytes", "host_memory_bytes", "host_threads", "measured",
+             "rates", "adamw", "efficiencies", "fixed_memory", "other_rates", "hosts", "between_gpus", "sources"});
   HardwareProfile profile;
   profile.name = file.text("name");
   profile.source = file.text("source");
@@ -237,20 +285,59 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
   if (json.contains("hosts")) profile.hosts = read_hosts(json["hosts"], file_name);
   if (json.contains("between_gpus")) profile.between_gpus = read_interconnect(json["between_gpus"], file_name);
   check_sources(json, file_name);
+  if (json.contains("fixed_memory")) profile.fixed_memory = file.boolean("fixed_memory");
+  if (json.contains("measured")) profile.measured = read_measured(json, file_name);
+  if (json.contains("other_rates")) profile.other_rates = read_other_rates(json["other_rates"], file_name);
   return profile;
 }
 
 std::string to_json(const HardwareProfile& profile) {
   ordered_json by_name;
   for (const auto& [key, member] : rates) by_name[key] = profile.rates.*member;
-  ordered_json file{{"name", profile.name}, {"source", profile.source}};
-  if (profile.one_memory) file["one_memory"] = true;
-  file["device_memory_bytes"] = profile.device_memory;
-  file["host_memory_bytes"] = profile.host_memory;
-  file["host_threads"] = profile.host_threads;
-  file["rates"] = by_name;
-  file["adamw"] = {{"tile_elements", profile.rates.adamw.tile}, {"prefetch_elements", profile.rates.adamw.prefetch}};
-  return file.dump(2) + "\n";
+  ordered_json json{{"name", profile.name}, {"source", profile.source}};
+  if (profile.one_memory) json["one_memory"] = true;
+  json["device_memory_bytes"] = profile.device_memory;
+  json["host_memory_bytes"] = profile.host_memory;
+  json["host_threads"] = profile.host_threads;
+  if (profile.measured) {
+    // Of what is written here.
+    std::vector<std::string> measured = *profile.measured;
+    std::erase_if(measured, [&](const std::string& key) { return !json.contains(key) && !by_name.contains(key); });
+    json["measured"] = measured;
+  }
+  json["rates"] = by_name;
+  json["adamw"] = {{"tile_elements", profile.rates.adamw.tile}, {"prefetch_elements", profile.rates.adamw.prefetch}};
+  return json.dump(2) + "\n";
+}
+
+std::string_view measured_status(const HardwareProfile& profile) {
+  if (!profile.measured) return "unknown";
+  if (profile.measured->empty()) return "planned";
+  const bool all = std::all_of(std::begin(rates), std::end(rates), [&](const auto& rate) {
+    return std::find(profile.measured->begin(), profile.measured->end(), rate.first) != profile.measured->end();
+  });
+  return all ? "measured" : "measured in part";
+}
+
+std::string measured_text(const HardwareProfile& profile) {
+  const std::string_view status = measured_status(profile);
+  if (status == "unknown") return "its file does not say what was measured";
+  if (status == "planned") return "planned; nothing was measured on one";
+  if (status == "measured") return "all rates measured";
+  return fmt::format("only these of its figures were measured: {}", fmt::join(*profile.measured, ", "));
+}
+
+HardwareProfile with_rates(HardwareProfile profile, const OtherRates& other) {
+  for (const auto& [name, value] : other.rates) {
+    for (const auto& [key, member] : rates) {
+      if (name != key) continue;
+      for (SharedHost& host : profile.hosts)
+        for (const auto& [shared, part] : shared_rates)
+          if (name == shared) host.rates.*part *= value / profile.rates.*member;
+      profile.rates.*member = value;
+    }
+  }
+  return profile;
 }
 
 std::span<const KnownHardware> known_hardware() {

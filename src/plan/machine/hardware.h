@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,14 @@ struct SharedHost {
   std::size_t host_memory = 0;  // bytes that they may have together
   int host_threads = 1;         // that run AdamW in all of them together
   SharedRates rates;
+  std::vector<std::string> measured;  // the keys of the constants that are not from data sheets or assumed
+};
+
+// Other values that some of a profile's rates may have, where sources differ: "AdamW at 224 GB/s". By their names in
+// files.
+struct OtherRates {
+  std::string what, source;
+  std::vector<std::pair<std::string, double>> rates;
 };
 
 // The ways between GPUs, which collectives take. All 0: not known.
@@ -48,7 +57,19 @@ struct HardwareProfile {
   MachineRates rates;             // of a model in bf16
   std::vector<SharedHost> hosts;  // with several GPUs, the fewest first; empty: not known
   Interconnect between_gpus;
+  // The keys of the constants that this program measured on such a machine. None: the file does not say.
+  std::optional<std::vector<std::string>> measured;
+  std::vector<OtherRates> other_rates;
+  bool fixed_memory = false;  // the host's is soldered: nobody can buy more
 };
+
+// How much of a profile was measured: "planned", nothing; "measured", all rates; "measured in part"; "unknown".
+std::string_view measured_status(const HardwareProfile& profile);
+// The same as a clause: "planned; nothing was measured on one".
+std::string measured_text(const HardwareProfile& profile);
+
+// The profile with the other rates. What several GPUs of a host share changes in proportion.
+HardwareProfile with_rates(HardwareProfile profile, const OtherRates& other);
 
 // The rates and the efficiencies by the names that they have in files.
 std::span<const std::pair<const char*, double MachineRates::*>> rate_names();

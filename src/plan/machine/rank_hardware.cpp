@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 
 #include "base/error.h"
 
@@ -77,6 +78,15 @@ HardwareProfile part_of_rank(const HardwareProfile& profile, const RankHosts& ra
   share(part.rates.host_adamw, host->rates.host_adamw);
   share(part.rates.host_adamw_wide, host->rates.host_adamw_wide);
   share(part.rates.host_memory, host->rates.host_memory);
+  if (part.measured) {
+    // What a GPU alone has is no measurement of a rank's part; that of a host with as many GPUs is one.
+    std::erase_if(*part.measured, [](const std::string& key) {
+      return key.starts_with("host_") || std::any_of(shared_rate_names().begin(), shared_rate_names().end(),
+                                                     [&](const auto& shared) { return key == shared.first; });
+    });
+    if (host->gpus == ranks.per_host)
+      part.measured->insert(part.measured->end(), host->measured.begin(), host->measured.end());
+  }
   return part;
 }
 

@@ -136,13 +136,16 @@ std::string utc_date(std::time_t time) {
 }
 
 HardwareProfile profile_of(const PlanningMachine& machine, const MachineRates& rates, std::time_t now) {
+  std::vector<std::string> measured{"device_memory_bytes", "host_memory_bytes", "host_threads"};
+  for (const auto& [key, member] : rate_names()) measured.emplace_back(key);
   return {.name = machine.name,
           .source = fmt::format("measured by superoffload {} on {}", SO_VERSION, utc_date(now)),
           .device_memory = machine.device_memory.value_or(machine.host.available),
           .host_memory = machine.host.available,
           .one_memory = machine.backend->shares_memory(),
           .host_threads = machine.pool->size(),
-          .rates = rates};
+          .rates = rates,
+          .measured = std::move(measured)};
 }
 
 void use_cached_rates(PlanningMachine& machine, Runtime& runtime, const NumberFormats& formats, RateUse use) {
