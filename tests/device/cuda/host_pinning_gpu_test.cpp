@@ -125,6 +125,8 @@ TEST_P(PinnedOnGpu, TwoStreamsCopyAtOnce) {
 }
 
 TEST_P(PinnedOnGpu, ACopyIsEnqueuedAndReturns) {
+  // A stream of CUDA's holds about a thousand pieces of work, and a staged copy is two for each block of a megabyte.
+  constexpr std::size_t bytes = std::size_t{64} << 20;
   const Buffer here = pinned("here"), there = device_->allocate(MemoryKind::device, gpu_block, "there");
   std::memset(here.data(), 0, gpu_block);
   const auto stream = device_->create_stream("a");
@@ -133,8 +135,8 @@ TEST_P(PinnedOnGpu, ACopyIsEnqueuedAndReturns) {
   stream->await("gate", [&] {
     while (!open) std::this_thread::yield();
   });
-  stream->copy(there.data(), here.data(), gpu_block);
-  stream->copy(here.data(), there.data(), gpu_block);
+  stream->copy(there.data(), here.data(), bytes);
+  stream->copy(here.data(), there.data(), bytes);
   stream->record(*done);
   EXPECT_FALSE(done->done());
   values(here)[7] = 5;
