@@ -4,7 +4,7 @@
 include(GNUInstallDirs)
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # cuDNN and CUDA may lie outside the loader's default folders
 install(FILES README.md LICENSE CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md" PATTERN "*.png")
 install(DIRECTORY recipes DESTINATION ${CMAKE_INSTALL_DATADIR}/superoffload USE_SOURCE_PERMISSIONS)
 # What shells and man know of the program, which prints it.
 foreach(pair "bash:share/bash-completion/completions/superoffload" "zsh:share/zsh/site-functions/_superoffload"

@@ -75,7 +75,8 @@ for wheel in "$build"/bundled/*.whl; do
   licenses=$(echo "$build"/open/*/superoffload-*.dist-info)/licenses
   for program in "$build/bin/superoffload" "$build"/python/superoffload/_engine*; do ldd "$program"; done |
     sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u | while read -r library; do
-    package=$(dpkg -S "*/$(basename "$(realpath "$library")")" 2>/dev/null | sed 's/:.*//')
+    # The loader's path may lack the /usr that the package's has.
+    package=$(dpkg -S "$library" "/usr$library" 2>/dev/null | sed -n '1s/:.*//p')
     # What every system has is not bundled.
     case $package in "" | libc6 | libgcc-s1 | libstdc++6) continue ;; esac
     mkdir -p "$licenses"

@@ -46,13 +46,6 @@ std::string limits_text(const PlannedStep& step) {
       100 * estimate.collective_waits / estimate.seconds());
 }
 
-// What a hardware file says of its source, up to the first stop: the whole of it goes with the details.
-std::string_view begin_of(std::string_view source) {
-  constexpr std::size_t most = 50;
-  const std::string_view begin = source.substr(0, source.find_first_of(",:;("));
-  return head_of(begin.substr(0, begin.find_last_not_of(' ') + 1), most);
-}
-
 std::string throughput_text(const PlannedStep& step) {
   const double rate = step.tokens_per_second();
   if (step.ranks.ranks == 1) return fmt::format("{:.0f} tokens/s", rate);
@@ -218,8 +211,7 @@ std::string plan_answer(const PlannedStep& step, std::size_t columns) {
       fmt::format("{}: {}, {:.4g} B parameters, {}", step.origin, step.spec.architecture,
                   static_cast<double>(parameter_count(step.spec)) / 1e9, name_of(plan.decoder.formats.weights)));
   if (step.layout.has_frozen()) row("frozen", frozen_line(step.layout).substr(std::string_view("frozen: ").size()));
-  row("hardware",
-      fmt::format("{}: {}; {}", step.hardware.name, begin_of(step.hardware.source), measured_text(step.hardware)));
+  row("hardware", fmt::format("{}: {}", step.hardware.name, measured_text(step.hardware)));
   row("step", fmt::format("{} x {} rows of at most {} tokens{}", step.options.gradient_accumulation_steps,
                           step.options.batch_size, step.options.max_length, gpus_text(step)));
   const std::size_t pinned = plan.memory.total(MemoryKind::pinned);

@@ -96,8 +96,8 @@ class PinnedCopies {
   PinnedCopies(const PinnedCopies&) = delete;
   PinnedCopies& operator=(const PinnedCopies&) = delete;
 
-  // Enqueue, in pieces where they must be. What is staged is two pieces of work for each block, and a stream of CUDA's
-  // holds about a thousand: a large copy may wait for the stream as its launches do.
+  // Enqueue, in pieces where they must be. What is staged is a host function and a copy for each block, whose
+  // enqueueing may wait until the stream has come near: no stream may wait for what the caller does only after it.
   void copy(void* to, const void* from, std::size_t bytes, const Verbs& verbs);
   void zero(void* to, std::size_t bytes, const Verbs& verbs) const;
 

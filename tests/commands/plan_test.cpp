@@ -387,7 +387,7 @@ TEST(Plan, SaysWhatWasMeasuredOfTheMachine) {
   const TemporaryDirectory directory;
   const Outcome o = run({test::binary(), "plan", "--model", "qwen3-0.6b", "--hardware", "l40s"}, directory.path());
   ASSERT_EQ(o.exit_code, 0) << o.err;
-  EXPECT_NE(o.out.find("planned; nothing was"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("NVIDIA L40S: planned; nothing was measured on one"), std::string::npos) << o.out;
 }
 
 SO_LABEL(sweep, "Plan.ARefusalSaysWhatAPersonCanDo");
