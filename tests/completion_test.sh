@@ -43,7 +43,7 @@ offers "" train --pin
 offers "bench" help be
 offers "bash zsh man" completion ""
 offers "rtx3090 rtx4090 rtx5090 rtxpro6000" plan --hardware rtx
-offers "file" plan --hardware fi
+offers "file" plan --hardware "fi"
 offers "qwen3-0.6b qwen3-14b qwen3-30b-a3b qwen3-4b" plan --model qw
 cd /
 

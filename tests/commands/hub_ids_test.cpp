@@ -87,7 +87,9 @@ TEST_F(HubIds, TrainAsTheDirectoriesDo) {
       nlohmann::json::parse(lines_of(read_file(directory_ / "out" / "metrics.jsonl")).front()).at("start");
   EXPECT_EQ(start.at("model"), title);
   for (const auto& setting : start.at("settings")) {
-    if (setting.at("name") == "data") EXPECT_EQ(setting.at("value"), of_cache("datasets--tiny--chats").string());
+    if (setting.at("name") == "data") {
+      EXPECT_EQ(setting.at("value"), of_cache("datasets--tiny--chats").string());
+    }
   }
   const std::string weights = read_file(directory_ / "out" / "model.safetensors");
   fs::remove_all(directory_ / "out");

@@ -110,9 +110,10 @@ TEST_F(Screens, ARunEndsWithWhatToDoNext) {
     const std::string output = "a run " + std::to_string(columns);
     const TerminalOutcome o = shown(arguments(small(output).set("cpu_threads", "1")), columns);
     EXPECT_EQ(o.exit_code, 0) << o.screen.text();
-    if (!on_gpu())
+    if (!on_gpu()) {
       for (const char* part : {"GPU", "1 threads"})
         EXPECT_EQ(o.screen.text().find(part), std::string::npos) << part << " on the CPU: " << o.screen.text();
+    }
     const std::vector<std::string> rows = rows_of(o);
     EXPECT_EQ(rows.back(), "      superoffload report '" + output + "'") << "as a shell takes it";
     EXPECT_TRUE(rows.at(rows.size() - 2).starts_with("next: superoffload generate --model '" + output + "'"));
