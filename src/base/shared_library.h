@@ -30,9 +30,20 @@ std::vector<std::string> nvidia_files(std::string_view file, std::string_view fo
 // The function or variable of that name, null if the library has none.
 void* find_symbol(const SharedLibrary& library, const char* name);
 
-template <class Function>
-void find_function(const SharedLibrary& library, Function& function, const char* name) {
-  function = reinterpret_cast<Function>(find_symbol(library, name));
-}
+// Finds a library's functions and variables by name, one after the other, and keeps the first name that it lacks.
+class SymbolFinder {
+ public:
+  explicit SymbolFinder(const SharedLibrary& library) : library_(library) {}
+  template <class Pointer>
+  void operator()(Pointer& pointer, const char* name) {
+    pointer = reinterpret_cast<Pointer>(find_symbol(library_, name));
+    if (pointer == nullptr && missing_ == nullptr) missing_ = name;
+  }
+  const char* missing() const { return missing_; }  // null: it has all
+
+ private:
+  const SharedLibrary& library_;
+  const char* missing_ = nullptr;
+};
 
 }  // namespace so

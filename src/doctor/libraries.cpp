@@ -21,7 +21,7 @@ Library ask_by_value(const char* check, const char* name, const std::vector<std:
   Library library{.check = check, .name = name, .reason = loaded.reason};
   if (loaded.handle == nullptr) return library;
   std::size_t (*version)() = nullptr;
-  find_function(loaded, version, function);
+  SymbolFinder{loaded}(version, function);
   const std::size_t number = version != nullptr ? version() : 0;
   // cuBLAS 12 counts 120,802 for 12.8.2, as cuDNN 9 counts 91,900 for 9.19.0; cuDNN 8 counted 8,905 for 8.9.5.
   library.version = number == 0 ? "of an unknown version" : version_text(number, number >= 10000);
@@ -40,7 +40,7 @@ std::vector<Library> ask_libraries() {
   Library nccl{.check = "nccl", .name = "NCCL", .reason = loaded.reason};
   if (loaded.handle != nullptr) {
     int (*version)(int*) = nullptr;
-    find_function(loaded, version, "ncclGetVersion");
+    SymbolFinder{loaded}(version, "ncclGetVersion");
     int number = 0;
     nccl.version = version == nullptr || version(&number) != 0 || number <= 0
                        ? "of an unknown version"

@@ -14,11 +14,14 @@ TEST(SharedLibrary, IsTheFirstThatCanBeLoaded) {
   ASSERT_NE(library.handle, nullptr);
   EXPECT_EQ(library.reason, "");
   double (*function)(double) = nullptr;
-  find_function(library, function, "fabs");
+  SymbolFinder find(library);
+  find(function, "fabs");
   ASSERT_NE(function, nullptr);
   EXPECT_EQ(function(-3.0), 3.0);
-  find_function(library, function, "no_such_function");
+  EXPECT_EQ(find.missing(), nullptr);
+  find(function, "no_such_function");
   EXPECT_EQ(function, nullptr);
+  EXPECT_STREQ(find.missing(), "no_such_function");
 }
 
 TEST(SharedLibrary, SaysWhatTheLoaderSaidOfTheFirst) {

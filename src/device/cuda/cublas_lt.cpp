@@ -25,12 +25,7 @@ Loaded load() {
         library.reason);
     return loaded;
   }
-  const auto find = [&](auto& function, const char* name) {
-    find_function(library, function, name);
-    if (function == nullptr && loaded.reason.empty())
-      loaded.reason = fmt::format("this cuBLASLt has no {}; the program was built for version {}.{}", name,
-                                  CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR);
-  };
+  SymbolFinder find(library);
   CublasLt& f = loaded.functions;
   find(f.create, "cublasLtCreate");
   find(f.destroy, "cublasLtDestroy");
@@ -45,6 +40,9 @@ Loaded load() {
   find(f.preference_create, "cublasLtMatmulPreferenceCreate");
   find(f.preference_destroy, "cublasLtMatmulPreferenceDestroy");
   find(f.preference_set, "cublasLtMatmulPreferenceSetAttribute");
+  if (find.missing() != nullptr)
+    loaded.reason = fmt::format("this cuBLASLt has no {}; the program was built for version {}.{}", find.missing(),
+                                CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR);
   return loaded;
 }
 

@@ -48,10 +48,7 @@ Cudnn load_cudnn() {
         library.reason);
     return cudnn;
   }
-  const auto find = [&](auto& function, const char* name) {
-    find_function(library, function, name);
-    if (function == nullptr && cudnn.reason.empty()) cudnn.reason = fmt::format("this cuDNN has no {}", name);
-  };
+  SymbolFinder find(library);
   find(cudnn.version, "cudnnGetVersion");
   find(cudnn.error_string, "cudnnGetErrorString");
   find(cudnn.last_error_string, "cudnnGetLastErrorString");
@@ -65,8 +62,9 @@ Cudnn load_cudnn() {
   find(cudnn.set_attribute, "cudnnBackendSetAttribute");
   find(cudnn.attribute, "cudnnBackendGetAttribute");
   find(cudnn.execute, "cudnnBackendExecute");
-  if (const std::size_t version = cudnn.version != nullptr ? cudnn.version() : 0;
-      cudnn.reason.empty() && version < oldest_cudnn)
+  if (find.missing() != nullptr)
+    cudnn.reason = fmt::format("this cuDNN has no {}", find.missing());
+  else if (const std::size_t version = cudnn.version(); version < oldest_cudnn)
     cudnn.reason = fmt::format(
         "cuDNN {} is too old: some of its attention kernels fail; install cuDNN {} or later, or use --device cpu",
         cudnn_version_text(version), cudnn_version_text(oldest_cudnn));

@@ -53,10 +53,7 @@ const Cupti* load_cupti(std::string& reason) {
         without, library.reason);
     return nullptr;
   }
-  const auto find = [&](auto& function, const char* name) {
-    find_function(library, function, name);
-    if (function == nullptr && reason.empty()) reason = fmt::format("{}this CUPTI has no {}", without, name);
-  };
+  SymbolFinder find(library);
   find(cupti.register_callbacks, "cuptiActivityRegisterCallbacks");
   find(cupti.enable, "cuptiActivityEnable");
   find(cupti.disable, "cuptiActivityDisable");
@@ -66,7 +63,10 @@ const Cupti* load_cupti(std::string& reason) {
   find(cupti.timestamp, "cuptiGetTimestamp");
   find(cupti.stream_id, "cuptiGetStreamIdEx");
   find(cupti.result_string, "cuptiGetResultString");
-  if (!reason.empty()) return nullptr;
+  if (find.missing() != nullptr) {
+    reason = fmt::format("{}this CUPTI has no {}", without, find.missing());
+    return nullptr;
+  }
   loaded = true;
   return &cupti;
 }

@@ -23,10 +23,7 @@ MpiLibrary load_mpi() {
         "Open MPI, which connects ranks, cannot be loaded ({}): install it (apt-get install openmpi-bin, or pip install "
         "'superoffload[ranks]', where the program was installed by pip), or train on one GPU",
         library.reason);
-  const auto find = [&](auto& function, const char* name) {
-    find_function(library, function, name);
-    if (function == nullptr) fail("this MPI has no {}: install Open MPI 4.1 or 5", name);
-  };
+  SymbolFinder find(library);
   MpiLibrary m;
   find(m.init_thread, "MPI_Init_thread");
   find(m.finalize, "MPI_Finalize");
@@ -57,6 +54,7 @@ MpiLibrary load_mpi() {
   find(m.integer, "ompi_mpi_int");
   find(m.info_null, "ompi_mpi_info_null");
   find(m.errors_return, "ompi_mpi_errors_return");
+  if (find.missing() != nullptr) fail("this MPI has no {}: install Open MPI 4.1 or 5", find.missing());
   return m;
 }
 

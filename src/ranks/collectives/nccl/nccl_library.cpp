@@ -21,11 +21,7 @@ struct LoadedNccl {
 std::string nccl_version_text(int code) { return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
 
 void find_functions(const SharedLibrary& library, LoadedNccl& loaded) {
-  const auto find = [&](auto& function, const char* name) {
-    find_function(library, function, name);
-    if (function == nullptr && loaded.reason.empty())
-      loaded.reason = fmt::format("this NCCL has no {}: install version 2.27 or later", name);
-  };
+  SymbolFinder find(library);
   NcclLibrary& f = loaded.functions;
   find(f.version, "ncclGetVersion");
   find(f.unique_id, "ncclGetUniqueId");
@@ -41,6 +37,8 @@ void find_functions(const SharedLibrary& library, LoadedNccl& loaded) {
   find(f.all_gather, "ncclAllGather");
   find(f.error_string, "ncclGetErrorString");
   find(f.last_error, "ncclGetLastError");
+  if (find.missing() != nullptr)
+    loaded.reason = fmt::format("this NCCL has no {}: install version 2.27 or later", find.missing());
 }
 
 LoadedNccl load_nccl() {
