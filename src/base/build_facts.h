@@ -1,4 +1,4 @@
-// What this program was built with.
+// The parts that this program was built with, as it names them to its users.
 #pragma once
 
 #include <string>

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
+#include "io/tree_files.h"
 
 namespace so {
 namespace {
@@ -52,9 +53,8 @@ bool is_inner_path(std::string_view path) {
 }
 
 // Names in front of which nobody would look for an owner.
-bool is_called_like_data(std::string_view name) {
-  constexpr std::string_view endings[] = {".json", ".jsonl", ".parquet", ".arrow", ".yaml", ".yml"};
-  return std::any_of(std::begin(endings), std::end(endings), [&](std::string_view end) { return name.ends_with(end); });
+bool is_called_like_a_file(std::string_view name) {
+  return is_data_name(name) || name.ends_with(".yaml") || name.ends_with(".yml");
 }
 
 // Where the revision of "REVISION/PATH" ends. Slashes belong to it in the two kinds of references that the hub itself
@@ -114,7 +114,7 @@ std::optional<HubName> hub_name(std::string_view text, HubKind kind) {
   if (first == text.npos) return std::nullopt;
   const std::size_t end = std::min(text.find_first_of("/@", first + 1), text.size());
   const std::string_view id = text.substr(0, end);
-  if (!is_repository_id(id) || is_called_like_data(id)) return std::nullopt;
+  if (!is_repository_id(id) || is_called_like_a_file(id)) return std::nullopt;
   name.id = id;
   std::string_view rest = text.substr(end);
   if (rest.starts_with('@')) {

