@@ -4,19 +4,24 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <string_view>
 
 #include "base/error.h"
 #include "model/config.h"
 #include "model/flops.h"
+#include "model/model_dtype.h"
 #include "model/parameters.h"
 #include "model/rope.h"
+#include "model/stored_names.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace so;
   DecoderSpec spec;
   try {
-    spec = read_decoder_spec(std::string_view(reinterpret_cast<const char*>(data), size), "config.json");
+    const std::string text(reinterpret_cast<const char*>(data), size);
+    spec = read_decoder_spec(text, "config.json");
+    model_dtype({}, text, "config.json");
   } catch (const Error& error) {
     SO_CHECK(std::string_view(error.what()).find('\n') == std::string_view::npos, "{}", error.what());
     return 0;
@@ -35,6 +40,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     SO_CHECK(layout.parameter_elements() == parameter_count(spec) && layout.elements() >= layout.parameter_elements(),
              "{} elements", layout.elements());
     make_parameter_index(spec, layout);
+    for (const StoredNames& names : possible_names(spec))
+      for (const Parameter& p : layout.parameters())
+        SO_CHECK(names.parameter(names.stored(p.name)) == p.name && !names.carries(names.stored(p.name)), "{}", p.name);
   }
   return 0;
 }

@@ -58,8 +58,8 @@ def checksum(tensors):
 
 
 def logits_of(model):
-    length = min(64, model.config.max_position_embeddings)
-    ids = torch.tensor([[(7 + 31 * i) % model.config.vocab_size for i in range(length)]])
+    config = model.config.get_text_config()
+    ids = torch.tensor([[(7 + 31 * i) % config.vocab_size for i in range(min(64, config.max_position_embeddings))]])
     with torch.no_grad():
         return model.float()(input_ids=ids, use_cache=False).logits
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <new>
 #include <optional>
 #include <system_error>
@@ -145,6 +146,31 @@ void require_same_parameters(const std::filesystem::path& checkpoint, const Para
   if (stored.count() != ours.count())
     fail("{} is of another model: it has {} tensors, the run has {}", checkpoint.string(), stored.count(),
          ours.count());
+}
+
+// The checkpoint has them too, of when it was written; what is written from now on takes them from the source.
+void require_same_carried(const std::filesystem::path& checkpoint, const ParameterFiles& stored,
+                          const ModelFiles& source) {
+  const auto shapes = [](const ParameterFiles& files) {
+    std::map<std::string, std::string> all;
+    for (const ParameterFiles::Carried& carried : files.carried())
+      all.emplace(carried.tensor,
+                  fmt::format("{} {}", name_of(carried.info().dtype), shape_string(carried.info().shape)));
+    return all;
+  };
+  const auto theirs = shapes(stored), ours = shapes(source.files());
+  const auto different = [&](const auto& from, const auto& in) {
+    return std::find_if(from.begin(), from.end(), [&](const auto& one) {
+      const auto found = in.find(one.first);
+      return found == in.end() || found->second != one.second;
+    });
+  };
+  for (const auto& [from, in] : {std::pair(&theirs, &ours), std::pair(&ours, &theirs)})
+    if (const auto one = different(*from, *in); one != from->end())
+      fail(
+          "{} is of another model: tensor '{}', which training does not change, is not the same there and in {}; give the "
+          "model that the run began with",
+          checkpoint.string(), printable(one->first), printable_path(source.directory().path()));
 }
 
 }  // namespace
@@ -313,9 +339,11 @@ void CheckpointWriter::prune(const TrainerState& state) {
 namespace {
 
 // Does all of load_checkpoint() that is no collective.
-void place_own(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute, ThreadPool& pool) {
+void place_own(const std::filesystem::path& checkpoint, const ModelFiles& source, OffloadEngine& engine,
+               Stream& compute, ThreadPool& pool) {
   const ModelFiles model(checkpoint);
   require_same_parameters(checkpoint, model.layout(), engine.layout());
+  require_same_carried(checkpoint, model.files(), source);
   // One at a time: a plan has one.
   const auto make_ring = [&] {
     return LoadingRing(compute.device(), LoadingRing::slot_bytes_for(engine.layout().elements()));
@@ -326,11 +354,12 @@ void place_own(const std::filesystem::path& checkpoint, OffloadEngine& engine, S
     if (engine.layout().has_frozen()) model.place_frozen(engine, ring, compute, pool);
   } else {
     // The weights are the masters only where nothing was rounded.
-    for (const Parameter& p : model.layout().parameters()) {
-      const DType dtype = model.directory().info(p.name).dtype;
+    for (int p = 0; p < model.layout().count(); ++p) {
+      const std::string& name = model.files().name_of(p);
+      const DType dtype = model.directory().info(name).dtype;
       if (dtype != DType::f32)
         fail("{} is missing: the checkpoint's weights are {} (tensor '{}'), so its fp32 weights cannot be restored",
-             (checkpoint / master_file).string(), name_of(dtype), p.name);
+             (checkpoint / master_file).string(), name_of(dtype), name);
     }
     model.place_own(engine, compute, pool);
   }
@@ -341,11 +370,11 @@ void place_own(const std::filesystem::path& checkpoint, OffloadEngine& engine, S
 
 }  // namespace
 
-void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute,
-                     ThreadPool& pool) {
+void load_checkpoint(const std::filesystem::path& checkpoint, const ModelFiles& source, OffloadEngine& engine,
+                     Stream& compute, ThreadPool& pool) {
   const std::uint64_t bytes = state_bytes(engine.layout().trained_parameter_elements(), engine.formats().exported);
   const TimeLimitAtLeast patience(engine.ranks(), seconds_for_files(bytes));
-  together(engine.ranks(), [&] { place_own(checkpoint, engine, compute, pool); });
+  together(engine.ranks(), [&] { place_own(checkpoint, source, engine, compute, pool); });
   engine.gather_placed(compute);
 }
 

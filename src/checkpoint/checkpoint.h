@@ -82,9 +82,11 @@ class CheckpointWriter {
 };
 
 // Fills the engine's optimizer state from a checkpoint, whoever owned it when that was written, and the weights on the
-// device. `compute` is the model's stream. Throws Error naming the file and tensor if it is not one of this model and
-// dtype. A collective of the engine's ranks, as many as there are now, which throw together (ranks/together.h): each
-// reads its slices alone.
-void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute, ThreadPool& pool);
+// device. `source` is the model that the run began with, from which its exports still copy what is not trained.
+// `compute` is the model's stream. Throws Error naming the file and tensor if it is not one of this model and dtype. A
+// collective of the engine's ranks, as many as there are now, which throw together (ranks/together.h): each reads its
+// slices alone.
+void load_checkpoint(const std::filesystem::path& checkpoint, const ModelFiles& source, OffloadEngine& engine,
+                     Stream& compute, ThreadPool& pool);
 
 }  // namespace so

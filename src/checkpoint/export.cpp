@@ -29,9 +29,13 @@ namespace so {
 namespace {
 
 std::vector<TensorSpec> exported_tensors(const ModelFiles& source, DType dtype) {
+  const ParameterFiles& files = source.files();
   std::vector<TensorSpec> specs = tensor_specs(source.layout(), dtype);
-  for (const ParameterFiles::Copy& copy : source.files().copies())
+  for (int p = 0; p < source.layout().count(); ++p) specs[static_cast<std::size_t>(p)].name = files.name_of(p);
+  for (const ParameterFiles::Copy& copy : files.copies())
     specs.push_back({copy.name, dtype, source.layout().parameter(copy.parameter).shape});
+  for (const ParameterFiles::Carried& carried : files.carried())
+    specs.push_back({carried.tensor, carried.info().dtype, carried.info().shape});
   return specs;
 }
 
@@ -88,9 +92,19 @@ std::uint64_t state_bytes(std::int64_t parameters, DType exported) {
 std::string config_with_dtype(const std::string& config_json, DType dtype) {
   const HeldNumbers held(config_json);
   auto config = nlohmann::ordered_json::parse(held.text());
-  const bool old_name = config.contains("torch_dtype");
-  if (old_name) config["torch_dtype"] = std::string(name_of(dtype));
-  if (!old_name || config.contains("dtype")) config["dtype"] = std::string(name_of(dtype));
+  const auto note_in = [&](nlohmann::ordered_json& object) {
+    int noted = 0;
+    for (const char* key : {"torch_dtype", "dtype"}) {
+      if (!object.contains(key)) continue;
+      object[key] = std::string(name_of(dtype));
+      ++noted;
+    }
+    return noted > 0;
+  };
+  bool noted = note_in(config);
+  if (config.contains("text_config") && config["text_config"].is_object())
+    noted = note_in(config["text_config"]) || noted;
+  if (!noted) config["dtype"] = std::string(name_of(dtype));
   config.erase("quantization_config");
   return held.restored(config.dump(2)) + "\n";
 }
@@ -134,7 +148,7 @@ void ModelExport::write_bucket(const Bucket& bucket) {
       const std::string& name = layout.parameter(p).name;
       require_finite_for_save(engine_.formats().exported, part.data(), part.size() / size, name, "weight",
                               destination_);
-      writer_.write(name, at, part);
+      writer_.write(source_.files().name_of(p), at, part);
       for (const ParameterFiles::Copy& copy : source_.files().copies())
         if (copy.parameter == p) writer_.write(copy.name, at, part);
     });
@@ -148,7 +162,25 @@ void ModelExport::write_bucket(const Bucket& bucket) {
   });
 }
 
-void ModelExport::finish() { writer_.finish(); }
+void ModelExport::copy_carried() {
+  constexpr std::uint64_t at_once = std::uint64_t{1} << 20;
+  std::vector<std::byte> piece;
+  for (const ParameterFiles::Carried& carried : source_.files().carried()) {
+    const std::uint64_t bytes = carried.info().bytes();
+    for (std::uint64_t at = 0; at < bytes; at += at_once) {
+      piece.resize(static_cast<std::size_t>(std::min(at_once, bytes - at)));
+      carried.file->read_into(carried.tensor, at, piece);
+      writer_.write(carried.tensor, at, piece);
+    }
+    carried.file->drop_cache(carried.tensor, 0, bytes);
+    carried.file->require_unchanged();
+  }
+}
+
+void ModelExport::finish() {
+  if (engine_.ranks().rank() == 0) copy_carried();
+  writer_.finish();
+}
 
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
                   std::uint64_t max_shard_bytes) {

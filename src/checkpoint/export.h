@@ -22,18 +22,21 @@ class OffloadEngine;
 class ModelExport {
  public:
   // Writes weights, in the format in which the engine's are to be exported, under the names and in the shapes of
-  // `source`, a tied embedding also under a second name if it has one there; config.json with that dtype noted; and the
-  // auxiliary files. What was quantised is written as the rest. Claims the space for the weights in `directory`, in
-  // files of at most `max_shard_bytes` of tensors (but for a tensor that is larger). `destination` is what messages
-  // call the directory, which may have a temporary name until it is whole. With several ranks each has one, rank 0
-  // before the others: it makes the files. `on_failure`: as for HfDirectory::copy_auxiliary_files().
+  // `source`, a tied embedding also under a second name if it has one there; tensors that `source` carries, byte for
+  // byte; config.json with that dtype noted; and the auxiliary files. What was quantised is written as the rest. Claims
+  // the space for the weights in `directory`, in files of at most `max_shard_bytes` of tensors (but for a tensor that
+  // is larger). `destination` is what messages call the directory, which may have a temporary name until it is whole.
+  // With several ranks each has one, rank 0 before the others: it makes the files. `on_failure`: as for
+  // HfDirectory::copy_auxiliary_files().
   ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
               const std::filesystem::path& destination, std::uint64_t max_shard_bytes = default_max_shard_bytes,
               const HfDirectory::CopyFailure& on_failure = {});
 
   // Writes this rank's slice of the bucket. Throws Divergence if a weight is not finite.
   void write_bucket(const Bucket& bucket);
-  void finish();  // every bucket was written: completes the files
+  // Every bucket was written: copies what `source` carries, which rank 0 does, and completes the files. Throws Error if
+  // the source's files changed since they were opened.
+  void finish();
   // Returns the checksums of the weight files. Call it after finish(), with one rank only.
   std::map<std::string, FileChecksum> checksums() const { return writer_.checksums(); }
 
@@ -43,6 +46,8 @@ class ModelExport {
   std::uint64_t written_bytes() const { return writer_.written_bytes(); }
 
  private:
+  void copy_carried();
+
   OffloadEngine& engine_;
   const ModelFiles& source_;
   const std::filesystem::path destination_;
@@ -58,8 +63,9 @@ void for_each_part(const ParameterLayout& layout, Range range,
 std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype);
 std::vector<TensorSpec> trained_specs(const ParameterLayout& layout, DType dtype);
 
-// config.json with "dtype" or "torch_dtype", whichever it uses ("dtype" if neither), set to `dtype`, and without
-// "quantization_config", since weights are written unquantised; everything else and its order kept.
+// config.json with "dtype" or "torch_dtype", whichever it uses ("dtype" if neither), set to `dtype`, likewise in a
+// "text_config", which then need not have it beside; and without "quantization_config", since weights are written
+// unquantised; everything else and its order kept.
 std::string config_with_dtype(const std::string& config_json, DType dtype);
 
 // Bytes of the tensors that export_model() writes. Without a source, as where a dry run has no weights, those of the

@@ -89,7 +89,7 @@ void require_scalable(const RopeRequest& request, const DecoderSpec& spec, const
 void require_read_as(RopeExtension kind, const std::string& text, const std::string& origin, const DecoderSpec& spec) {
   const auto refuse = [&](const std::string& why) {
     fail("--rope_scaling {}: in a config.json of {} this is not what the name says ({}); use linear, or none",
-         enum_name(kind), spec.architecture, why);
+         enum_name(kind), spec.class_name(), why);
   };
   RopeScaling read{};
   try {
@@ -110,26 +110,27 @@ std::string extended_config(const std::string& config_json, const std::string& o
   const DecoderSpec spec = read_decoder_spec(config_json, origin);
   const HeldNumbers held(config_json);
   auto config = nlohmann::ordered_json::parse(held.text());
+  nlohmann::ordered_json& text = spec.wrapper.empty() ? config : config["text_config"];
   if (request.kind == RopeExtension::none) {
-    config["max_position_embeddings"] = plain_positions(request, spec, origin);
+    text["max_position_embeddings"] = plain_positions(request, spec, origin);
     return held.restored(config.dump(2)) + "\n";
   }
   require_scalable(request, spec, origin);
   const double factor = resolve_factor(request, spec, origin);
   const char* const key =
-      config.contains("rope_parameters") && config["rope_parameters"].is_object() ? "rope_parameters" : "rope_scaling";
-  nlohmann::ordered_json& scaling = config[key];
+      text.contains("rope_parameters") && text["rope_parameters"].is_object() ? "rope_parameters" : "rope_scaling";
+  nlohmann::ordered_json& scaling = text[key];
   if (!scaling.is_object()) scaling = nlohmann::ordered_json::object();
   scaling.erase("type");
   scaling["rope_type"] = std::string(enum_name(request.kind));
   scaling["factor"] = factor;
   if (request.kind == RopeExtension::yarn) scaling["original_max_position_embeddings"] = spec.max_positions;
   if (request.kind != RopeExtension::dynamic)
-    config["max_position_embeddings"] =
+    text["max_position_embeddings"] =
         static_cast<std::int64_t>(std::floor(factor * static_cast<double>(spec.max_positions)));
-  std::string text = held.restored(config.dump(2)) + "\n";
-  require_read_as(request.kind, text, origin, spec);
-  return text;
+  std::string extended = held.restored(config.dump(2)) + "\n";
+  require_read_as(request.kind, extended, origin, spec);
+  return extended;
 }
 
 }  // namespace so

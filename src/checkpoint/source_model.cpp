@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "base/log.h"
+#include "base/quantities.h"
 #include "checkpoint/rank_files.h"
 #include "checkpoint/stream_tensors.h"
 #include "model/config.h"
@@ -21,9 +22,16 @@ namespace so {
 namespace {
 
 // Some files repeat a tied embedding as the output projection.
-std::vector<ParameterFiles::Copy> possible_copies(const DecoderSpec& spec, const ParameterLayout& layout) {
+std::vector<ParameterFiles::Copy> possible_copies(const DecoderSpec& spec, const ParameterLayout& layout,
+                                                  const StoredNames& names) {
   if (!spec.tied_embeddings) return {};
-  return {{"lm_head.weight", make_parameter_index(spec, layout).embedding}};
+  return {{names.stored("lm_head.weight"), make_parameter_index(spec, layout).embedding}};
+}
+
+ParameterFiles find_parameters(const HfDirectory& directory, const DecoderSpec& spec, const ParameterLayout& layout) {
+  const StoredNames names = names_in_files(
+      spec, [&](std::string_view name) { return directory.contains(name); }, printable_path(directory.path()));
+  return {directory, layout, possible_copies(spec, layout, names), spec.class_name(), names};
 }
 
 }  // namespace
@@ -64,7 +72,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRu
       config_json_(extended_config(directory_.config_json(), (directory / "config.json").string(), rope)),
       spec_(read_decoder_spec(config_json_, (directory / "config.json").string())),
       layout_(std::make_unique<ParameterLayout>(make_parameters(spec_, rules))),
-      files_(directory_, *layout_, possible_copies(spec_, *layout_), spec_.architecture) {
+      files_(find_parameters(directory_, spec_, *layout_)) {
   for (const ParameterFiles::Copy& copy : files_.copies())
     log_info("{}: {} is the embedding, since config.json ties them; the file repeats it", directory.string(),
              copy.name);
@@ -73,6 +81,26 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRu
         "{}: {} tensors are in MXFP4; they are widened, which is exact, and a trained "
         "model has them unquantised, without quantization_config in its config.json",
         directory.string(), files_.quantised());
+}
+
+std::vector<std::string> ModelFiles::carried_lines() const {
+  std::uint64_t bytes = 0;
+  std::string stale;
+  for (const ParameterFiles::Carried& carried : files_.carried()) {
+    bytes += carried.info().bytes();
+    if (stale.empty() && is_prediction_head(carried.tensor)) stale = carried.tensor;
+  }
+  std::vector<std::string> lines;
+  if (bytes > 0)
+    lines.push_back(fmt::format("{}: {} of {} tensors, {}, are no part of the text model: they are copied as they are",
+                                directory_.path().string(), files_.carried().size(), directory_.tensor_names().size(),
+                                format_bytes(bytes)));
+  if (!stale.empty())
+    lines.push_back(fmt::format(
+        "{}: '{}' and the like predict further tokens from the text model's states; they are copied untrained, so that "
+        "they fit the trained model less well (speculative decoding with them accepts fewer tokens)",
+        directory_.path().string(), printable(stale)));
+  return lines;
 }
 
 LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/rope_extension.h"
 #include "checkpoint/source_tensors.h"
@@ -41,6 +42,8 @@ class ModelFiles {
   // The text of config.json as the spec was read from it, and as it is exported.
   const std::string& config_json() const { return config_json_; }
   const ParameterFiles& files() const { return files_; }
+  // What the log of a run says of the tensors that are not trained but copied, a line each.
+  std::vector<std::string> carried_lines() const;
 
   // Reads every parameter, shard by shard, and places it: in an engine as master weights, whoever owns them, and as
   // weights in their own format; or as weights only. Through a ring of pinned memory (make_loading_ring()), so that the

@@ -33,15 +33,15 @@ void check_plain(const HfDirectory& directory, const Parameter& p, const std::st
   require_shape(directory, tensor, p.shape);
 }
 
-void check_packed(const HfDirectory& directory, const Parameter& p, const std::string& blocks,
+void check_packed(const HfDirectory& directory, const Parameter& p, const std::string& name, const std::string& blocks,
                   const std::string& scales) {
   for (const auto& [there, other] : {std::pair(&blocks, &scales), std::pair(&scales, &blocks)})
     if (directory.contains(*there) && !directory.contains(*other))
       fail("{}: tensor '{}' is missing, which '{}' ({}) needs beside it", printable_path(directory.path()), *other,
            *there, file_of(directory, *there));
-  if (directory.contains(p.name))
-    fail("{}: tensor '{}' is there twice, quantised as '{}' ({}) too; remove one of them", file_of(directory, p.name),
-         p.name, blocks, file_of(directory, blocks));
+  if (directory.contains(name))
+    fail("{}: tensor '{}' is there twice, quantised as '{}' ({}) too; remove one of them", file_of(directory, name),
+         name, blocks, file_of(directory, blocks));
   for (const std::string* tensor : {&blocks, &scales})
     if (const DType dtype = directory.info(*tensor).dtype; dtype != DType::u8)
       fail("{}: tensor '{}' is {}; MXFP4 blocks and scales are uint8", file_of(directory, *tensor), *tensor,
@@ -85,19 +85,20 @@ void require_equal(const HfDirectory& directory, const std::string& parameter, c
 }  // namespace
 
 ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayout& layout,
-                               const std::vector<Copy>& copies, const std::string& model) {
+                               const std::vector<Copy>& copies, const std::string& model, const StoredNames& names) {
   std::vector<bool> packed(static_cast<std::size_t>(layout.count()));
   for (int i = 0; i < layout.count(); ++i) {
     const Parameter& p = layout.parameter(i);
-    const std::string blocks = p.name + std::string(blocks_suffix), scales = p.name + std::string(scales_suffix);
+    const std::string& name = names_.emplace_back(names.stored(p.name));
+    const std::string blocks = name + std::string(blocks_suffix), scales = name + std::string(scales_suffix);
     if (p.shape.size() == 3 && (directory.contains(blocks) || directory.contains(scales))) {
-      check_packed(directory, p, blocks, scales);
+      check_packed(directory, p, name, blocks, scales);
       packed[static_cast<std::size_t>(i)] = true;
       ++quantised_;
       continue;
     }
-    if (!directory.contains(p.name)) fail("{}: tensor '{}' is missing", printable_path(directory.path()), p.name);
-    check_plain(directory, p, p.name);
+    if (!directory.contains(name)) fail("{}: tensor '{}' is missing", printable_path(directory.path()), name);
+    check_plain(directory, p, name);
   }
   const auto packed_at = [&](std::string_view parameter) {
     const int i = parameter.empty() ? -1 : layout.find(parameter);
@@ -105,21 +106,27 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
   };
   for (const SafetensorsReader& shard : directory.shards())
     for (const std::string& name : shard.names()) {
-      if (const int i = layout.find(name); i >= 0) {
+      const std::string parameter = names.parameter(name);
+      if (const int i = layout.find(parameter); i >= 0) {
         requests_.push_back({&shard, name, layout.range(i).begin, {}, nullptr, {}});
         continue;
       }
-      if (const int i = packed_at(without(name, blocks_suffix)); i >= 0) {
-        const std::string scales = layout.parameter(i).name + std::string(scales_suffix);
+      if (const int i = packed_at(without(parameter, blocks_suffix)); i >= 0) {
+        const std::string scales = name_of(i) + std::string(scales_suffix);
         requests_.push_back({&shard, name, layout.range(i).begin, {}, &directory.shard_of(scales), scales});
         continue;
       }
-      if (packed_at(without(name, scales_suffix)) >= 0 || derived(name)) continue;
+      if (names.carries(name)) {
+        carried_.push_back({&shard, name});
+        carried_.back().info();  // refuses a type that cannot be written again
+        continue;
+      }
+      if (packed_at(without(parameter, scales_suffix)) >= 0 || derived(name)) continue;
       const auto copy = std::find_if(copies.begin(), copies.end(), [&](const Copy& c) { return c.name == name; });
       if (copy == copies.end())
         fail("{}: tensor '{}' belongs to no part of {}", printable_path(shard.path()), printable(name), model);
       check_plain(directory, layout.parameter(copy->parameter), name);
-      require_equal(directory, layout.parameter(copy->parameter).name, name);
+      require_equal(directory, name_of(copy->parameter), name);
       copies_.push_back(*copy);
     }
 }

@@ -128,6 +128,11 @@ int run(const InitOptions& options, const OptionOrigins&) {
   const NamedModel model = read_named_model(options.config, options.dtype);
   const ModelConfig& config = model.config;
   const DecoderSpec& spec = model.spec;
+  if (!spec.wrapper.empty())
+    fail(
+        "{}: {} holds more than a text model, and init makes text models; give a config.json of {}, as its text_config is "
+        "with \"architectures\" beside it",
+        config.origin, spec.wrapper, spec.architecture);
   const DType dtype = model.dtype;
   const ParameterLayout layout(make_parameters(spec));
   const std::uint64_t bytes = static_cast<std::uint64_t>(layout.parameter_elements()) * size_of(dtype);

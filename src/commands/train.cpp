@@ -358,7 +358,10 @@ void open_run(Opened& opened, AskedRun& asked, const DecoderSpec& spec, const Ro
       log_info("{} has no weights: planning by its config.json", options.model);
     opened.encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens),
                            options.chat_template);
-    if (opened.model) opened.model->replace_small_files(opened.encoder->replaced_files());
+    if (opened.model) {
+      opened.model->replace_small_files(opened.encoder->replaced_files());
+      for (const std::string& line : opened.model->carried_lines()) log_info("{}", line);
+    }
     opened.samples = read_samples(options, spec, *opened.encoder);
   });
 }

@@ -1,10 +1,7 @@
 #include "io/hf_directory.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <set>
 #include <utility>
 
@@ -152,13 +149,6 @@ bool is_auxiliary(std::string_view name) {
   fail("{} has no weights: neither {} nor {}", where, single_file, index_file);
 }
 
-// The size of an open file, and when it was last written to, in nanoseconds.
-std::pair<std::uint64_t, std::int64_t> stamp_of(const File& file) {
-  struct stat status {};
-  if (::fstat(file.descriptor(), &status) != 0) fail_io("look at", file.path(), errno);
-  return {static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec};
-}
-
 // Returns where a file of this name is to be written.
 fs::path place_for(const fs::path& directory, const std::string& name) {
   if (const fs::path folder = fs::path(name).parent_path(); !folder.empty()) make_directories(directory / folder);
@@ -285,8 +275,8 @@ std::vector<HfDirectory::HeldFile> HfDirectory::open_auxiliary_files() const {
   std::vector<HeldFile> held;
   for (const std::string& name : auxiliary_files_) {
     File file = files.open(name);
-    const auto [bytes, modified] = stamp_of(file);
-    held.push_back({std::move(file), std::nullopt, bytes, modified});
+    const FileStamp stamp = stamp_of(file);
+    held.push_back({std::move(file), std::nullopt, stamp});
   }
   return held;
 }
@@ -312,7 +302,7 @@ void HfDirectory::copy_auxiliary_files(const fs::path& to, const CopyFailure& on
         write_text_file_atomically(place_for(to, name), *held.text);
         continue;
       }
-      if (stamp_of(held.file) != std::pair(held.bytes, held.modified))
+      if (stamp_of(held.file) != held.opened)
         fail("{} has changed since it was opened", printable_path(held.file.path()));
       copy_regular_file(held.file, place_for(to, name), max_auxiliary_bytes);
     } catch (const NoRoom&) {

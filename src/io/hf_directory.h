@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "io/file_stamp.h"
 #include "io/safetensors.h"
 
 namespace so {
@@ -76,8 +77,7 @@ class HfDirectory {
   struct HeldFile {
     File file;
     std::optional<std::string> text;
-    std::uint64_t bytes = 0;    // when it was opened
-    std::int64_t modified = 0;  // likewise, in nanoseconds
+    FileStamp opened;  // as it was then
   };
   std::vector<HeldFile> open_auxiliary_files() const;
 

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/quantities.h"
 #include "base/xxh3.h"
+#include "io/file_stamp.h"
 #include "io/json_events.h"
 
 namespace so {
@@ -42,11 +43,13 @@ std::string_view safetensors_name(DType dtype) {
 // ---------------------------------------------------------------------------------------------------------- reading
 
 struct SafetensorsReader::Mapping {
+  FileStamp opened;  // the file's, when it was
   std::once_flag once;
   MappedFile file;
 };
 
 SafetensorsReader::SafetensorsReader(File file) : file_(std::move(file)), mapping_(std::make_unique<Mapping>()) {
+  mapping_->opened = stamp_of(file_);
   const std::string source = printable_path(path());
   const std::uint64_t file_bytes = file_.size();
   if (file_bytes < length_bytes) {
@@ -96,6 +99,12 @@ const TensorInfo& SafetensorsReader::info(std::string_view name) const {
   const TensorInfo* found = find(name);
   if (found == nullptr) fail("{} has no tensor '{}'", printable_path(path()), printable(name));
   return *found;
+}
+
+void SafetensorsReader::require_unchanged() const {
+  if (stamp_of(file_) != mapping_->opened)
+    fail("{} has changed since it was opened, and tensors of it are still to be copied; put the file back as it was",
+         printable_path(path()));
 }
 
 std::span<const std::byte> SafetensorsReader::bytes(std::string_view name) const {

@@ -78,6 +78,9 @@ class SafetensorsReader {
   void read_into(std::string_view name, std::span<std::byte> out) const;  // out.size() == info(name).bytes()
   void read_into(std::string_view name, std::uint64_t byte_offset, std::span<std::byte> out) const;
 
+  // Throws Error if the file was written to since it was opened.
+  void require_unchanged() const;
+
   // Advice to the kernel: it may forget the file's pages, or those of a part of a tensor; the file will be read from
   // front to back.
   void drop_cache() const;

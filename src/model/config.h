@@ -46,7 +46,12 @@ class ConfigReader {
   std::shared_ptr<const Node> node_;
 };
 
-// The spec of a model from its config.json. Throws Error for an unknown architecture or a value that is not supported.
+// What of a config.json is the text model's: all of it, or text_config where the class holds more than text. Throws
+// Error if that is missing.
+ConfigReader text_part(const ConfigReader& config);
+
+// The spec of a model from its config.json; of a class that holds more than text, that of its text model. Throws Error
+// for an unknown architecture or a value that is not supported.
 DecoderSpec read_decoder_spec(std::string_view config_text, const std::string& origin);
 DecoderSpec read_decoder_spec(const std::filesystem::path& config_file);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <set>
 #include <string_view>
 
 #include "base/comma_list.h"
@@ -24,14 +25,12 @@ bool matches(const std::string& pattern, const std::string& name) {
 // The parameters that a pattern is about, by index.
 std::vector<std::size_t> matched(const std::string& pattern, std::span<const ParameterAlias> aliases,
                                  const std::vector<Parameter>& parameters) {
+  std::set<std::string_view> by_alias;
+  for (const ParameterAlias& alias : aliases)
+    if (matches(pattern, alias.name)) by_alias.insert(alias.parameter);
   std::vector<std::size_t> found;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const std::string& name = parameters[i].name;
-    const bool by_alias = std::any_of(aliases.begin(), aliases.end(), [&](const ParameterAlias& alias) {
-      return alias.parameter == name && matches(pattern, alias.name);
-    });
-    if (by_alias || matches(pattern, name)) found.push_back(i);
-  }
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (by_alias.contains(parameters[i].name) || matches(pattern, parameters[i].name)) found.push_back(i);
   return found;
 }
 

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "model/stored_names.h"
 
 namespace so {
 namespace {
@@ -140,7 +141,12 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec, const ParameterR
   std::vector<Parameter> parameters = make_parameters(spec);
   const Family& family = find_family(spec.architecture);
   std::vector<ParameterAlias> aliases;
-  if (spec.tied_embeddings) aliases.push_back({name_in(family, Role::lm_head, 0), name_in(family, Role::embedding, 0)});
+  const std::string head = name_in(family, Role::lm_head, 0), embedding = name_in(family, Role::embedding, 0);
+  if (spec.tied_embeddings) aliases.push_back({head, embedding});
+  for (const StoredNames& names : spec.wrapper.empty() ? std::vector<StoredNames>() : possible_names(spec)) {
+    if (spec.tied_embeddings) aliases.push_back({names.stored(head), embedding});
+    for (const Parameter& p : parameters) aliases.push_back({names.stored(p.name), p.name});
+  }
   apply(rules, aliases, parameters);
   return parameters;
 }

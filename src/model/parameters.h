@@ -15,6 +15,9 @@ namespace so {
 // Throws Error for an unknown architecture, naming the known ones.
 const Family& find_family(std::string_view architecture);
 
+// The row of the spec's family for the class that holds the text model; null: it stands by itself.
+const Wrapper* find_wrapper(const DecoderSpec& spec);
+
 // Units of the forward pass: 0 the embedding, 1 .. layers the layers, layers + 1 the head.
 inline int layer_unit(std::int64_t layer) { return static_cast<int>(layer) + 1; }
 inline int head_unit(const DecoderSpec& spec) { return static_cast<int>(spec.layers) + 1; }
@@ -22,7 +25,8 @@ inline int head_unit(const DecoderSpec& spec) { return static_cast<int>(spec.lay
 // All parameters in forward order, with Hugging Face names. Tied models have no lm_head of their own. Norms and biases
 // take no weight decay.
 std::vector<Parameter> make_parameters(const DecoderSpec& spec);
-// The same with what a run says of them; lm_head.weight is another name of a tied embedding. Throws Error.
+// The same with what a run says of them; lm_head.weight is another name of a tied embedding, and what the files of a
+// model of text and more can call a parameter (stored_names.h) is another name of it. Throws Error.
 std::vector<Parameter> make_parameters(const DecoderSpec& spec, const ParameterRules& rules);
 
 // Parameters by unit, and their sum, without making the list: a step's report asks for it.

@@ -71,6 +71,7 @@ struct LayerSpec {
 
 struct DecoderSpec {
   std::string architecture;  // Hugging Face class
+  std::string wrapper;       // class of the model that it is the text model of, if it is one of text and more
   std::int64_t vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
   std::int64_t max_positions = 0;
   float rms_epsilon = 1e-6f;
@@ -95,6 +96,8 @@ struct DecoderSpec {
   double initializer_range = 0.02;
   std::vector<std::string> remarks;  // what config.json asks for and is not done, a line each
 
+  // The class that config.json names.
+  const std::string& class_name() const { return wrapper.empty() ? architecture : wrapper; }
   LayerSpec layer(std::int64_t i) const {
     return layer_specs.empty() ? LayerSpec{} : layer_specs.at(static_cast<std::size_t>(i));
   }

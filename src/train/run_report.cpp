@@ -33,8 +33,10 @@ std::string state_text(double host_share) {
 }
 
 std::string model_line(const std::string& directory, const DecoderSpec& spec, DType dtype, const Device& device) {
-  return fmt::format("model: {}: {}, {} parameters, {} on {}", title_of_model(directory), spec.architecture,
-                     parameters_text(parameter_count(spec)), name_of(dtype), device.name());
+  return fmt::format(
+      "model: {}: {}, {} parameters, {} on {}", title_of_model(directory),
+      spec.wrapper.empty() ? spec.architecture : fmt::format("{}, text model of {}", spec.architecture, spec.wrapper),
+      parameters_text(parameter_count(spec)), name_of(dtype), device.name());
 }
 
 std::string plan_line(const StepOptions& options, const TrainingPlan& plan, const PlanningMachine& machine,

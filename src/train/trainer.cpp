@@ -96,7 +96,7 @@ void Trainer::start() {
 }
 
 void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {
-  load_checkpoint(checkpoint, engine_, *stream_, in_.runtime.host_pool());
+  load_checkpoint(checkpoint, in_.model, engine_, *stream_, in_.runtime.host_pool());
   model_.make_arena(in_.plan.activation_bytes);
   open_records();
   TrainerState fresh = std::exchange(state_, state);

@@ -15,6 +15,7 @@
 #include "offload/engine.h"
 #include "ops/runtime.h"
 #include "support/files.h"
+#include "support/raw_tensors.h"
 #include "support/safetensors_reader.h"
 #include "support/training_run.h"
 
@@ -43,7 +44,7 @@ class EngineOfModel {
 
   void load() { files_.load(engine_, *stream_, runtime_.host_pool()); }
   void load_checkpoint(const std::filesystem::path& path) {
-    so::load_checkpoint(path, engine_, *stream_, runtime_.host_pool());
+    so::load_checkpoint(path, files_, engine_, *stream_, runtime_.host_pool());
   }
 
   // Master and moments of every parameter from a seed and their places: no fp32 weight survives rounding to bf16. With
@@ -135,26 +136,6 @@ inline std::uint32_t bf16_bits(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t low = bits & 0xffffu, high = bits >> 16;
   return low > 0x8000u || (low == 0x8000u && (high & 1u) != 0) ? high + 1 : high;
-}
-
-// A safetensors file from raw bytes, written without the project's writer.
-struct RawTensor {
-  std::string name, dtype;
-  std::vector<std::int64_t> shape;
-  std::string bytes;
-};
-inline void write_safetensors(const std::filesystem::path& path, const std::vector<RawTensor>& tensors) {
-  nlohmann::ordered_json header;
-  std::string data;
-  for (const RawTensor& t : tensors) {
-    header[t.name] = {
-        {"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {data.size(), data.size() + t.bytes.size()}}};
-    data += t.bytes;
-  }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  const std::uint64_t length = text.size();
-  write_file(path, std::string(reinterpret_cast<const char*>(&length), sizeof length) + text + data);
 }
 
 inline std::filesystem::path model_directory(const std::string& fixture) { return model_fixture(fixture) / "model"; }

@@ -36,11 +36,10 @@ struct Case {
 
 // Tied embeddings, experts one by one and stacked, biases and norms shorter than a slice's alignment. With the large
 // bucket a rank's slice has many parameters; with the small one a parameter has many slices.
-const std::vector<Case> cases{{"qwen3-tied", DType::f32, DType::f32, 1024},
-                              {"qwen3-tied", DType::bf16, DType::bf16, 1 << 20},
-                              {"qwen3-moe", DType::bf16, DType::f32, 4096},
-                              {"gpt-oss", DType::bf16, DType::bf16, 2048},
-                              {"llama-bias", DType::f32, DType::bf16, 64}};
+const std::vector<Case> cases{
+    {"qwen3-tied", DType::f32, DType::f32, 1024}, {"qwen3-tied", DType::bf16, DType::bf16, 1 << 20},
+    {"qwen3-moe", DType::bf16, DType::f32, 4096}, {"gemma3-vision", DType::bf16, DType::f32, 2048},
+    {"gpt-oss", DType::bf16, DType::bf16, 2048},  {"llama-bias", DType::f32, DType::bf16, 64}};
 
 std::string name_of(const Case& c) {
   return fmt::format("{} in {}, moments in {}, buckets of {}", c.model, so::name_of(c.compute), so::name_of(c.moments),
@@ -317,7 +316,7 @@ TEST_F(CheckpointsOnRanks, OneRankThatCannotReadIsNamedToAll) {
 }
 
 TEST_F(ExportOnRanks, BytesDoNotDependOnTheRanks) {
-  for (const char* name : {"qwen3-tied", "gpt-oss", "llama-sharded"})
+  for (const char* name : {"qwen3-tied", "gpt-oss", "llama-sharded", "gemma3-vision"})
     for (const DType compute : {DType::f32, DType::bf16}) {
       Snapshot expected;
       for (const int size : {1, 2, 4}) {

@@ -29,6 +29,7 @@
 #include "support/random_tensors.h"
 #include "support/rig.h"
 #include "support/safetensors_reader.h"
+#include "support/text_tensors.h"
 
 namespace so::test {
 
@@ -83,7 +84,7 @@ struct ModelFixture {
       : path(std::filesystem::path(test::fixtures()) / "models" / name),
         spec(read_decoder_spec(path / "model" / "config.json")),
         layout(make_parameters(spec, rules)),
-        weights(read_model_weights(path / "model")),
+        weights(text_tensors(spec, read_model_weights(path / "model"))),
         expected(nlohmann::json::parse(read_file(path / "expected.json"))) {
     read_documents();
   }
@@ -230,7 +231,7 @@ struct StepResult {
 // One decoder with its weights, on any device: on a dry one the same calls run and every result is zeros.
 class DecoderRig {
  public:
-  static constexpr std::int64_t positions = 64;
+  static constexpr std::int64_t positions = 128;
 
   DecoderRig(Stream& stream, Ops& ops, const ModelFixture& fixture, const DecoderSettings& settings,
              SequenceExchange* exchange = nullptr)

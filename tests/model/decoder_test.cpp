@@ -57,7 +57,8 @@ std::string name_of_case(const testing::TestParamInfo<const char*>& info) {
 constexpr const char* dense_models[]{
     "llama-untied", "llama-tied-llama3", "llama-v4",  "llama-bias",    "llama-sharded", "qwen3-tied", "qwen3-untied-v4",
     "mistral",      "phi3-v4",           "phi3-long", "qwen3-bf16-v4", "phi3-short",    "qwen2",      "seed-oss",
-    "smollm3-v4",   "olmo2-v4",          "olmo3",     "granite-v4",    "glm4",          "glm4-v4",    "gemma3-v4"};
+    "smollm3-v4",   "olmo2-v4",          "olmo3",     "granite-v4",    "glm4",          "glm4-v4",    "gemma3-v4",
+    "gemma3-vision"};
 constexpr const char* expert_models[]{"qwen3-moe", "qwen3-moe-balance", "gpt-oss", "mixtral-v4"};
 class DenseTest : public FixtureTest {};
 class ExpertsTest : public FixtureTest {};
@@ -83,7 +84,7 @@ TEST_P(FixtureTest, LogitsOfEveryDocumentAreThoseOfPyTorch) {
 TEST_P(FixtureTest, LossAndEveryGradientAreThoseOfPyTorch) {
   const auto& numbers = fixture.expected.at("batch");
   ASSERT_EQ(batch.trained(), numbers.at("trained_tokens"));
-  const auto expected = test::read_safetensors(fixture.path / "grads.safetensors");
+  const auto expected = test::text_tensors(fixture.spec, test::read_safetensors(fixture.path / "grads.safetensors"));
   const StepResult step = rig(plain_settings()).step(batch);
 
   const double loss = numbers.at("loss");
@@ -150,7 +151,7 @@ TEST_P(DenseTest, Bf16IsAsFarFromPyTorchAsItsRoundingExplains) {
     expect_near_in_norm(rows, document.values, bound, "document " + std::to_string(i));
     EXPECT_GT(distance(rows, document.values), 1e-3 * test::norm(document.values));
   }
-  const auto expected = test::read_safetensors(fixture.path / "grads.safetensors");
+  const auto expected = test::text_tensors(fixture.spec, test::read_safetensors(fixture.path / "grads.safetensors"));
   // Gradients kept in bf16 too, which PyTorch's are as well: one more rounding of the same kind, within the same bound.
   for (const DType kept : {DType::f32, DType::bf16}) {
     if (kept == DType::bf16 && fixture.spec.tied_embeddings) continue;  // two are added up
@@ -178,7 +179,7 @@ TEST_P(ExpertsTest, Bf16IsAsFarFromFp32AsPyTorchIs) {
     expect_near_in_norm(rows, document.values, room * spread.at("logits").get<double>(),
                         "document " + std::to_string(i));
   }
-  const auto expected = test::read_safetensors(fixture.path / "grads.safetensors");
+  const auto expected = test::text_tensors(fixture.spec, test::read_safetensors(fixture.path / "grads.safetensors"));
   const StepResult step = decoder.step(batch);
   double squares = 0;
   for (const auto& [name, gradient] : step.gradients) {
@@ -220,7 +221,7 @@ class GreedyTest : public testing::TestWithParam<const char*> {
 SO_LABEL(sweep, test::covered_families("Models/GreedyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
                          testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4",
-                                         "olmo3", "gemma3-v4"),
+                                         "olmo3", "gemma3-v4", "gemma3-vision"),
                          name_of_case);
 
 TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {

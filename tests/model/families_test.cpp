@@ -409,15 +409,6 @@ TEST(Families, Gemma3AsTransformersReadsIt) {
   expect_refused(config_of("Gemma3ForCausalLM", {{"sliding_window", nullptr}}), {"sliding_window", "full_attention"});
 }
 
-TEST(Families, AModelWithATextPartSaysHowToSaveIt) {
-  expect_refused({{"architectures", {"Gemma3ForConditionalGeneration"}},
-                  {"model_type", "gemma3"},
-                  {"text_config", json::object()}},
-                 {"architectures", "Gemma3ForConditionalGeneration", "scripts/save_text_model.py"});
-  expect_refused({{"architectures", {"SomethingForConditionalGeneration"}}, {"text_config", json::object()}},
-                 {"architectures", "is not supported; supported are"});
-}
-
 // A layer costs memory when it is listed, so how many there are is looked at before.
 TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
   for (const char* architecture :

@@ -10,6 +10,7 @@
 #include "model/flops.h"
 #include "support/paths.h"
 #include "support/safetensors_reader.h"
+#include "support/text_tensors.h"
 
 namespace so {
 namespace {
@@ -29,8 +30,10 @@ TEST(Parameters, NamesAndShapesAreThoseOfTransformers) {
     const auto directory = entry.path() / "model";
     if (!std::filesystem::exists(directory)) continue;
     std::map<std::string, std::vector<std::int64_t>> stored, ours;
-    for (const auto& [name, tensor] : test::read_model_weights(directory)) stored[name] = tensor.shape;
-    for (const Parameter& p : make_parameters(read_decoder_spec(directory / "config.json"))) ours[p.name] = p.shape;
+    const DecoderSpec spec = read_decoder_spec(directory / "config.json");
+    for (const auto& [name, tensor] : test::text_tensors(spec, test::read_model_weights(directory)))
+      stored[name] = tensor.shape;
+    for (const Parameter& p : make_parameters(spec)) ours[p.name] = p.shape;
     EXPECT_EQ(ours, stored) << directory;
     ++models;
   }
@@ -149,7 +152,8 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", Olmo3ForCausalLM"
                  ", GraniteForCausalLM"
                  ", Glm4ForCausalLM"
-                 ", Gemma3ForCausalLM");
+                 ", Gemma3ForCausalLM"
+                 ", Gemma3ForConditionalGeneration");
   }
 }
 

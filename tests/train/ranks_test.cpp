@@ -112,7 +112,7 @@ Outcome train_on(int size, const Job& job, const TokenDataset& data) {
     CheckpointWriter writer(engine, files, directory, 0);
     TrainerState trainer;
     if (job.from > 0) {
-      load_checkpoint(directory.path_of(job.from), engine, *stream, runtime.host_pool());
+      load_checkpoint(directory.path_of(job.from), files, engine, *stream, runtime.host_pool());
       trainer = read_trainer_state(directory.path_of(job.from) / trainer_state_file);
       batches.restore(trainer.sampler);
     } else {

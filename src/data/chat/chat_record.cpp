@@ -46,6 +46,10 @@ void check_part(const dom::element& part, std::string_view where) {
   if (type && *type != "text" && *type != "input_text" && *type != "output_text")
     fail("{} has a part of type \"{}\"; only text is trained on: remove the part, or the record", where,
          printable(*type, 40));
+  for (const std::string_view key :
+       {"image", "images", "image_url", "video", "video_url", "audio", "audio_url", "input_audio"})
+    if (const auto other = find(object, key); other && !says_nothing(*other))
+      fail("{} has a part with \"{}\"; only text is trained on: remove the part, or the record", where, key);
   if (!text) fail("{} has a part without \"text\"", where);
   require_plain_text(*text, where);
 }

@@ -75,6 +75,14 @@ constexpr std::array roles = {Role{"bos_token", "bos_token_id", &SpecialIds::bos
 
 namespace {
 
+// In config.json of a model of text and more they may stand with what else is the text model's.
+std::optional<JsonNode> find_ends(const JsonNode& root) {
+  constexpr auto key = "eos_token_id";
+  if (const auto ends = root.find(key)) return ends;
+  const auto text = root.find("text_config");
+  return text && text->is_object() ? text->find(key) : std::nullopt;
+}
+
 // The ids at which generation ends: one, or a list of them. What is no id ends nothing.
 std::vector<std::int32_t> ends_of(const JsonNode& node) {
   std::vector<std::int32_t> ends;
@@ -131,7 +139,7 @@ SpecialIds read_special_ids(const std::filesystem::path& directory, const Find& 
     simdjson::dom::parser parser;
     const JsonNode root = parse_json(parser, read_text_file(path, max_special_file_bytes), file);
     const bool has_numbers = name == "generation_config.json" || name == "config.json";
-    if (const auto ends = root.find("eos_token_id"); has_numbers && ends && !std::exchange(ends_decided, true))
+    if (const auto ends = find_ends(root); has_numbers && ends && !std::exchange(ends_decided, true))
       ids.ends = ends_of(*ends);
     if (name == "config.json") continue;
     for (std::size_t i = 0; i < roles.size(); ++i) {

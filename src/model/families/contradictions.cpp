@@ -20,7 +20,7 @@ void require_known_type(const ConfigReader& config, std::string_view key) {
 
 }  // namespace
 
-void require_consistent(const ConfigReader& config, const Family& family) {
+void require_consistent(const ConfigReader& config, std::string_view architecture, std::string_view expected_type) {
   for (const char* key : {"dtype", "torch_dtype"}) require_known_type(config, key);
   const std::string type = config.text("dtype", ""), old_type = config.text("torch_dtype", type);
   if (!type.empty() && old_type != type)
@@ -32,11 +32,11 @@ void require_consistent(const ConfigReader& config, const Family& family) {
       config.refuse("num_local_experts",
                     fmt::format("is {}, but num_experts is {}; remove the one that is not meant", local, experts));
   }
-  const std::string model_type = config.text("model_type", family.model_type);
-  if (model_type != family.model_type)
+  const std::string model_type = config.text("model_type", expected_type);
+  if (model_type != expected_type)
     config.refuse("model_type", fmt::format("is '{}', but architectures has {}, "
                                             "whose model_type is '{}'; correct the one that is wrong",
-                                            printable(model_type), family.architecture, family.model_type));
+                                            printable(model_type), architecture, expected_type));
 }
 
 }  // namespace so

@@ -1,8 +1,11 @@
 // The common part of every family's config.json, and the list of families.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -185,17 +188,85 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
                   fmt::format("with the other sizes this makes {:.1e} parameters; some size is wrong", parameters));
 }
 
-// A model of images and text has its text model's config in text_config. Where that is of a known family, the refusal
-// says how to get the text model.
-void refuse_multimodal(const ConfigReader& config, const std::string& architecture) {
-  const std::size_t end = architecture.find("ForConditionalGeneration");
-  if (!config.has("text_config") || end == std::string::npos) return;
-  const std::string text_model = architecture.substr(0, end) + "ForCausalLM";
+// A text model, and what holds it, if anything does.
+struct Held {
+  const Family* family = nullptr;
+  const Wrapper* wrapper = nullptr;
+};
+
+// The text models that a class can be or hold.
+std::vector<Held> text_models_of(std::string_view architecture) {
+  std::vector<Held> found;
+  for (const Family* family : families) {
+    if (family->architecture == architecture) found.push_back({family, nullptr});
+    for (const Wrapper& wrapper : family->wrappers)
+      if (wrapper.architecture == architecture) found.push_back({family, &wrapper});
+  }
+  return found;
+}
+
+std::string unsupported(std::string_view architecture) {
+  std::vector<std::string_view> known;
+  for (const Family* family : families) known.push_back(family->architecture);
   for (const Family* family : families)
-    if (family->architecture == text_model)
-      config.refuse("architectures", fmt::format("{} is a model of images and text; save its text model, {}, with "
-                                                 "'scripts/save_text_model.py MODEL_DIR TEXT_MODEL_DIR' and use that",
-                                                 architecture, text_model));
+    for (const Wrapper& wrapper : family->wrappers)
+      if (std::find(known.begin(), known.end(), wrapper.architecture) == known.end())
+        known.push_back(wrapper.architecture);
+  return fmt::format("architecture '{}' is not supported; supported are {}", printable(architecture),
+                     fmt::join(known, ", "));
+}
+
+// `held`: the text models that the class can hold; `text`: its text_config.
+Held held_by_type(const std::vector<Held>& held, const ConfigReader& text) {
+  if (held.size() == 1 && !text.has("model_type")) return held.front();
+  const std::string type = text.text("model_type", "");
+  std::string known;
+  for (const Held& one : held) {
+    if (one.family->model_type == type) return one;
+    known += fmt::format("{}'{}'", known.empty() ? "" : ", ", one.family->model_type);
+  }
+  text.refuse("model_type", fmt::format("'{}' is no text model that is supported inside {}, only {}", printable(type),
+                                        held.front().wrapper->architecture, known));
+}
+
+Held find_text_model(const ConfigReader& config) {
+  const auto architectures = config.texts("architectures");
+  if (architectures.size() != 1) config.refuse("architectures", "expected one class name");
+  const std::vector<Held> held = text_models_of(architectures.front());
+  if (held.empty()) config.refuse("architectures", unsupported(architectures.front()));
+  return held.front().wrapper == nullptr ? held.front() : held_by_type(held, text_part(config));
+}
+
+// What counts is beside text_config, as in transformers.
+bool read_tied_embeddings(const ConfigReader& config, const ConfigReader& text, const Wrapper& wrapper,
+                          DecoderSpec& spec) {
+  constexpr auto key = "tie_word_embeddings";
+  const bool tied = !config.is_null(key) && config.boolean(key, wrapper.tied_embeddings);
+  if (text.has(key) && text.boolean(key, tied) != tied)
+    spec.remarks.push_back(fmt::format(
+        "config.json has {} {} in text_config; what counts for {} is beside it, where it is {}{}", key, !tied,
+        wrapper.architecture, tied, config.has(key) || config.is_null(key) ? "" : " without the key"));
+  return tied;
+}
+
+void refuse_quantized(const ConfigReader& config, const Family& family) {
+  if (const auto quantized = config.object("quantization_config");
+      quantized && !(family.mxfp4 && quantized->text("quant_method", "") == "mxfp4"))
+    config.refuse("quantization_config", "quantised weights cannot be fine-tuned here; use the unquantised model");
+}
+
+void read_sizes(const ConfigReader& config, const Family& family, DecoderSpec& spec) {
+  const auto size = [&](std::string_view key, std::int64_t fallback) {
+    return fallback > 0 ? config.positive_int(key, fallback) : config.positive_int(key);
+  };
+  spec.vocab = size("vocab_size", family.sizes.vocab);
+  spec.hidden = size("hidden_size", family.sizes.hidden);
+  spec.layers = size("num_hidden_layers", family.sizes.layers);
+  spec.heads = size("num_attention_heads", family.sizes.heads);
+  const bool as_many = family.kv_heads == 0 || config.is_null("num_key_value_heads");
+  spec.kv_heads = config.positive_int("num_key_value_heads", as_many ? spec.heads : family.kv_heads);
+  spec.intermediate = size("intermediate_size", family.sizes.intermediate);
+  spec.max_positions = size("max_position_embeddings", family.sizes.positions);
 }
 
 }  // namespace
@@ -203,35 +274,37 @@ void refuse_multimodal(const ConfigReader& config, const std::string& architectu
 const Family& find_family(std::string_view architecture) {
   for (const Family* family : families)
     if (family->architecture == architecture) return *family;
-  std::string known;
-  for (const Family* family : families) known += fmt::format("{}{}", known.empty() ? "" : ", ", family->architecture);
-  fail("architecture '{}' is not supported; supported are {}", printable(architecture), known);
+  fail("{}", unsupported(architecture));
+}
+
+const Wrapper* find_wrapper(const DecoderSpec& spec) {
+  for (const Wrapper& wrapper : find_family(spec.architecture).wrappers)
+    if (wrapper.architecture == spec.wrapper) return &wrapper;
+  return nullptr;
+}
+
+ConfigReader text_part(const ConfigReader& config) {
+  const auto architectures = config.texts("architectures");
+  const std::vector<Held> held = architectures.empty() ? std::vector<Held>() : text_models_of(architectures.front());
+  if (held.empty() || held.front().wrapper == nullptr) return config;
+  if (const auto text = config.object("text_config")) return *text;
+  config.refuse("text_config",
+                fmt::format("missing; {} has the config of its text model there", architectures.front()));
 }
 
 DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) {
-  ConfigReader config(text, origin);
-  const auto architectures = config.texts("architectures");
-  if (architectures.size() != 1) config.refuse("architectures", "expected one class name");
-  const Family* family = nullptr;
-  try {
-    family = &find_family(architectures.front());
-  } catch (const Error& error) {
-    refuse_multimodal(config, architectures.front());
-    config.refuse("architectures", error.what());
-  }
-
-  require_consistent(config, *family);
-
+  const ConfigReader whole(text, origin);
+  const auto [family, wrapper] = find_text_model(whole);
+  ConfigReader config = text_part(whole);
+  require_consistent(config, family->architecture, family->model_type);
   DecoderSpec spec;
-  spec.architecture = architectures.front();
-  spec.vocab = config.positive_int("vocab_size");
-  spec.hidden = config.positive_int("hidden_size");
-  spec.layers = config.positive_int("num_hidden_layers");
-  spec.heads = config.positive_int("num_attention_heads");
-  const bool as_many = family->kv_heads == 0 || config.is_null("num_key_value_heads");
-  spec.kv_heads = config.positive_int("num_key_value_heads", as_many ? spec.heads : family->kv_heads);
-  spec.intermediate = config.positive_int("intermediate_size");
-  spec.max_positions = config.positive_int("max_position_embeddings");
+  spec.architecture = family->architecture;
+  if (wrapper != nullptr) {
+    require_consistent(whole, wrapper->architecture, wrapper->model_type);
+    refuse_quantized(whole, *family);
+    spec.wrapper = wrapper->architecture;
+  }
+  read_sizes(config, *family, spec);
   spec.rms_epsilon = static_cast<float>(config.positive_number("rms_norm_eps", family->rms_norm_eps));
   spec.initializer_range = config.positive_number("initializer_range", 0.02);
   spec.qkv_bias = spec.o_bias = config.boolean("attention_bias", false);
@@ -239,11 +312,10 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   config.only(family->activation_key, family->activation);
   if (!family->reads_dropout)
     config.only_zero("attention_dropout", "dropout is not supported; set it to 0, as these models are trained");
-  if (const auto quantized = config.object("quantization_config");
-      quantized && !(family->mxfp4 && quantized->text("quant_method", "") == "mxfp4"))
-    config.refuse("quantization_config", "quantised weights cannot be fine-tuned here; use the unquantised model");
+  refuse_quantized(config, *family);
   require_plausible(config, spec);
   family->read(config, spec);
+  if (wrapper != nullptr) spec.tied_embeddings = read_tied_embeddings(whole, config, *wrapper, spec);
 
   if (spec.heads % spec.kv_heads != 0) config.refuse("num_key_value_heads", "must divide num_attention_heads");
   if (spec.head_dim == 0) {

@@ -58,6 +58,26 @@ struct TensorName {
   std::string_view name;  // the first "{}" stands for the layer, the second for the expert
 };
 
+// What the names in the files of a model of text and more have in place of "model." and "lm_head." of its text family.
+struct TextNames {
+  std::string_view model, lm_head;
+};
+
+// A class that holds a family's text model beside others (images, audio). Its config.json has the text model's in
+// "text_config", whose model_type says which of the families that name the class it is.
+struct Wrapper {
+  std::string_view architecture;
+  std::string_view model_type;
+  std::span<const TextNames> names;           // a directory has one of them; the first is what transformers writes
+  std::span<const std::string_view> carried;  // what tensors' names begin with that are not the text model's
+  bool tied_embeddings = false;               // without tie_word_embeddings beside text_config
+};
+
+// Sizes without their keys; 0: the key must be there.
+struct DefaultSizes {
+  std::int64_t vocab = 0, hidden = 0, layers = 0, heads = 0, intermediate = 0, positions = 0;
+};
+
 struct Family {
   std::string_view architecture;
   std::string_view model_type;  // that config.json has beside it
@@ -76,6 +96,8 @@ struct Family {
   bool yarn_means_longrope = false;  // in old files
   bool reads_dropout = false;        // has its own word on attention_dropout
   bool mxfp4 = false;                // published with experts in MXFP4, which are widened when they are loaded
+  DefaultSizes sizes{};
+  std::span<const Wrapper> wrappers{};  // classes that hold such a text model
 };
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,

@@ -1,6 +1,7 @@
-// Gemma3ForCausalLM: the text models of Gemma 3. Norms before and after attention and MLP whose weights are stored
-// around 0, norms of q and k heads, a gate with GELU, a scaled embedding, and a window on five of six layers, which
-// have a rotation of their own.
+// Gemma3ForCausalLM: the text models of Gemma 3, which are published by themselves (270M, 1B) and inside
+// Gemma3ForConditionalGeneration, with a vision tower (4B and larger). Norms before and after attention and MLP whose
+// weights are stored around 0, norms of q and k heads, a gate with GELU, a scaled embedding, and a window on five of
+// six layers, which have a rotation of their own.
 #include <array>
 #include <cmath>
 
@@ -33,6 +34,18 @@ constexpr std::array<TensorName, 20> names{{
     {Role::lm_head, "lm_head.weight"},
 }};
 
+constexpr std::array<TextNames, 2> text_names{{
+    {.model = "language_model.model.", .lm_head = "language_model.lm_head."},
+    {.model = "model.language_model.", .lm_head = "lm_head."},
+}};
+constexpr std::array<std::string_view, 4> carried{"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+                                                  "model.multi_modal_projector."};
+constexpr std::array<Wrapper, 1> wrappers{{{.architecture = "Gemma3ForConditionalGeneration",
+                                            .model_type = "gemma3",
+                                            .names = text_names,
+                                            .carried = carried,
+                                            .tied_embeddings = true}}};
+
 void read(ConfigReader& config, DecoderSpec& spec) {
   if (spec.head_dim == 0) spec.head_dim = 256;
   spec.qk_norm = spec.output_norms = true;
@@ -55,14 +68,17 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family gemma3_family{.architecture = "Gemma3ForCausalLM",
-                           .model_type = "gemma3_text",
-                           .names = names,
-                           .read = read,
-                           .kv_heads = 4,
-                           .rope_theta = 1000000,
-                           .local_theta_key = "rope_local_base_freq",
-                           .activation_key = "hidden_activation",
-                           .activation = "gelu_pytorch_tanh"};
+const Family gemma3_family{
+    .architecture = "Gemma3ForCausalLM",
+    .model_type = "gemma3_text",
+    .names = names,
+    .read = read,
+    .kv_heads = 4,
+    .rope_theta = 1000000,
+    .local_theta_key = "rope_local_base_freq",
+    .activation_key = "hidden_activation",
+    .activation = "gelu_pytorch_tanh",
+    .sizes = {.vocab = 262208, .hidden = 2304, .layers = 26, .heads = 8, .intermediate = 9216, .positions = 131072},
+    .wrappers = wrappers};
 
 }  // namespace so

@@ -1,0 +1,62 @@
+#include "model/stored_names.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "model/parameters.h"
+
+namespace so {
+namespace {
+
+constexpr TextNames family_names{.model = "model.", .lm_head = "lm_head."};
+
+// `name` with `to` in place of the `from` that it begins with; empty if it does not.
+std::string exchanged(std::string_view name, std::string_view from, std::string_view to) {
+  return name.starts_with(from) ? fmt::format("{}{}", to, name.substr(from.size())) : std::string();
+}
+
+}  // namespace
+
+std::string StoredNames::stored(std::string_view parameter) const {
+  if (std::string name = exchanged(parameter, family_names.model, text_.model); !name.empty()) return name;
+  if (std::string name = exchanged(parameter, family_names.lm_head, text_.lm_head); !name.empty()) return name;
+  return std::string(parameter);
+}
+
+std::string StoredNames::parameter(std::string_view stored) const {
+  if (wrapper_ == nullptr) return std::string(stored);
+  if (std::string name = exchanged(stored, text_.model, family_names.model); !name.empty()) return name;
+  return exchanged(stored, text_.lm_head, family_names.lm_head);
+}
+
+bool StoredNames::carries(std::string_view stored) const {
+  const auto begins = [&](std::string_view prefix) { return stored.starts_with(prefix); };
+  return is_prediction_head(stored) ||
+         (wrapper_ != nullptr && std::any_of(wrapper_->carried.begin(), wrapper_->carried.end(), begins));
+}
+
+bool is_prediction_head(std::string_view stored) { return stored.starts_with("mtp."); }
+
+std::vector<StoredNames> possible_names(const DecoderSpec& spec) {
+  const Wrapper* const wrapper = find_wrapper(spec);
+  if (wrapper == nullptr) return {StoredNames()};
+  std::vector<StoredNames> all;
+  for (const TextNames& text : wrapper->names) all.emplace_back(*wrapper, text);
+  return all;
+}
+
+StoredNames names_in_files(const DecoderSpec& spec, const std::function<bool(std::string_view)>& contains,
+                           const std::string& origin) {
+  const std::vector<StoredNames> all = possible_names(spec);
+  if (spec.wrapper.empty()) return all.front();
+  const std::string embedding = make_parameters(spec).front().name;
+  std::string tried;
+  for (const StoredNames& names : all) {
+    const std::string name = names.stored(embedding);
+    if (contains(name)) return names;
+    tried += fmt::format("{}'{}'", tried.empty() ? "" : " or ", name);
+  }
+  fail("{}: there is no tensor {}, by which the text model of {} would be found", origin, tried, spec.wrapper);
+}
+
+}  // namespace so

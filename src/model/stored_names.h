@@ -1,0 +1,42 @@
+// The names that tensors have in the files of a model. A parameter has the name of its text family everywhere else: in
+// options, messages and optimizer state.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/families/family.h"
+#include "model/spec.h"
+
+namespace so {
+
+class StoredNames {
+ public:
+  StoredNames() = default;  // of a text model by itself: the same ones
+  StoredNames(const Wrapper& wrapper, const TextNames& text) : wrapper_(&wrapper), text_(text) {}
+
+  std::string stored(std::string_view parameter) const;
+  // The name of the parameter that a tensor of the text model is of; empty: it is none of the text model's.
+  std::string parameter(std::string_view stored) const;
+  // Whether a tensor is of another part of the model, which training leaves as it is.
+  bool carries(std::string_view stored) const;
+
+ private:
+  const Wrapper* wrapper_ = nullptr;
+  TextNames text_{.model = "model.", .lm_head = "lm_head."};
+};
+
+// Whether a tensor is of extra heads that predict further tokens from the text model's states. They are no part of it,
+// and fit it no longer when it has been trained.
+bool is_prediction_head(std::string_view stored);
+
+// All names that the files of such a model can have; the first are what transformers writes.
+std::vector<StoredNames> possible_names(const DecoderSpec& spec);
+
+// Those that they have, by the embedding's. Throws Error that begins with `origin` if it has no known name.
+StoredNames names_in_files(const DecoderSpec& spec, const std::function<bool(std::string_view)>& contains,
+                           const std::string& origin);
+
+}  // namespace so
