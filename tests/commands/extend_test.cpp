@@ -1,4 +1,5 @@
 // Resuming a finished run: with more steps it is extended, without it says that it is finished.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

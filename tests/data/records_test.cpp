@@ -181,6 +181,12 @@ TEST(Records, SaysWhatIsWrongWithAConversation) {
        "f:1: message 1 of \"messages\": \"content\" has a part of type \"image_url\"; only text"},
       {R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})",
        "f:1: message 1 of \"messages\": \"content\" has a part without \"text\""},
+      {R"({"messages":[{"role":"user","content":[{"image":"a.png"},{"text":"b"}]}]})",
+       "f:1: message 1 of \"messages\": \"content\" has a part with \"image\"; only text is trained on"},
+      {R"({"messages":[{"role":"user","content":[{"type":"text","text":"b","video_url":{"url":"v"}}]}]})",
+       "f:1: message 1 of \"messages\": \"content\" has a part with \"video_url\"; only text is trained on"},
+      {R"({"conversations":[{"from":"human","value":[{"type":"audio","audio":"a.wav"}]}]})",
+       "f:1: message 1 of \"conversations\": \"value\" has a part of type \"audio\"; only text is trained on"},
       {R"({"messages":[{"role":"assistant","tool_calls":{}}]})",
        "f:1: message 1 of \"messages\": \"tool_calls\" must be a list of calls"},
       {R"({"messages":[{"role":"assistant","tool_calls":[{"function":{}}]}]})",
@@ -289,6 +295,9 @@ TEST(Records, KeysThatMeanSomethingAreRefusedWhereTheyHaveNoPlace) {
       {alpaca + R"("system_prompt":"s"})", "\"system_prompt\": a system message is read from \"system\""},
       {chat + R"("history":[["a","b"]]})", "\"history\": earlier turns"},
       {chat + R"("images":["a.png"]})", "\"images\": only text is trained on"},
+      {chat + R"("image":{"bytes":null,"path":"a.png"}})", "\"image\": only text is trained on"},
+      {prompt + R"("videos":["a.mp4"]})", "\"videos\": only text is trained on"},
+      {text + R"("audio":{"array":[0.5],"sampling_rate":16000}})", "\"audio\": only text is trained on"},
       {chat + R"("completion_mask":[0,1]})", "\"completion_mask\": counts tokens, and the record has no \"input_ids\""},
       {text + R"("position_ids":[0,1]})", "\"position_ids\": counts tokens"},
       {text + R"("weight":0})", "\"weight\": records are trained on as they are"},
@@ -300,10 +309,11 @@ TEST(Records, KeysThatMeanSomethingAreRefusedWhereTheyHaveNoPlace) {
   };
   for (const auto& [record, message] : refused)
     EXPECT_EQ(error_in(record).find("f:1: the record has " + message), 0U) << record << error_in(record);
-  for (const std::string& record :
-       std::vector<std::string>{prompt + R"("system":"","history":[],"weight":1,"train":true,"label":true})",
-                                text + R"("label":0,"loss":2.5})", R"({"text":"rendered: s t","system":"s"})",
-                                chat + R"("images":[],"label":"good"})"})
+  for (const std::string& record : std::vector<std::string>{
+           prompt + R"("system":"","history":[],"weight":1,"train":true,"label":true})",
+           text + R"("label":0,"loss":2.5})", R"({"text":"rendered: s t","system":"s"})",
+           chat + R"("images":[],"label":"good"})", chat + R"("image":null,"videos":[],"audio":null})",
+           R"({"messages":[{"role":"user","content":[{"type":"text","text":"a","image":null}]}]})"})
     EXPECT_EQ(error_in(record), "");
 }
 
