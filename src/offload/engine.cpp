@@ -25,6 +25,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       layout_(layout),
       settings_(check_settings(settings, layout, ranks)),
       buckets_(shard_buckets(
+          layout,
           make_buckets(layout, settings.placement.bucket_elements, settings.placement.units,
                        settings.caller.any_order || settings.placement.cuts_within_units(settings.formats)),
           ranks)),

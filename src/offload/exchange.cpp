@@ -12,8 +12,8 @@
 namespace so {
 namespace {
 
-Range own_slice(const Bucket& bucket, const Communicator& ranks) {
-  const ShardMap::Slice slice = ShardMap(bucket.range().size(), ranks.size()).slice(ranks.rank());
+Range own_slice(const ParameterLayout& layout, const Bucket& bucket, const Communicator& ranks) {
+  const ShardMap::Slice slice = slices_of(layout, bucket.range(), ranks.size()).slice(ranks.rank());
   const std::int64_t begin = bucket.range().begin;
   if (slice.size() == 0) return {begin, begin};
   return {begin + slice.begin, begin + slice.end};
@@ -96,11 +96,11 @@ class RankExchange final : public Exchange {
     std::vector<std::int64_t> reduced(scratch.size());
     CollectiveSizes sizes{.reduced = gradients.dtype()};
     for (const Bucket& bucket : buckets) {
-      shards_.emplace_back(bucket.range().size(), ranks.size());
+      shards_.push_back(slices_of(layout, bucket.range(), ranks.size()));
       std::vector<std::int64_t>& bytes = slice_bytes_.emplace_back();
       for (const std::int64_t count : shards_.back().counts())
         bytes.push_back(count * static_cast<std::int64_t>(size_of(weights.on_device().dtype())));
-      const std::int64_t slice = shards_.back().counts()[0];  // none is longer
+      const std::int64_t slice = shards_.back().longest();
       const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
       gathered[unit] += static_cast<std::size_t>(slice) * size_of(weights.on_device().dtype());
       whole_.push_back(device.create_event());
@@ -240,11 +240,16 @@ class RankExchange final : public Exchange {
 
 }  // namespace
 
-std::vector<Bucket> shard_buckets(std::vector<Bucket> buckets, const Communicator& ranks) {
+ShardMap slices_of(const ParameterLayout& layout, Range bucket, int ranks) {
+  return {bucket.size(), ranks, [&](std::int64_t at) { return layout.cut_before(bucket.begin + at) - bucket.begin; }};
+}
+
+std::vector<Bucket> shard_buckets(const ParameterLayout& layout, std::vector<Bucket> buckets,
+                                  const Communicator& ranks) {
   if (ranks.size() == 1) return buckets;
   std::vector<Bucket> sharded;
   for (const Bucket& bucket : buckets)
-    sharded.emplace_back(bucket.index(), bucket.range(), bucket.owner(), own_slice(bucket, ranks));
+    sharded.emplace_back(bucket.index(), bucket.range(), bucket.owner(), own_slice(layout, bucket, ranks));
   return sharded;
 }
 

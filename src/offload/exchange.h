@@ -20,6 +20,8 @@
 
 namespace so {
 
+class ShardMap;
+
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -61,8 +63,12 @@ class Exchange {
 // for the host to send it.
 using RequireSent = std::function<void(const Bucket&, Stream&)>;
 
+// The ranks' slices of a bucket, each of whole blocks (Parameter::cut).
+ShardMap slices_of(const ParameterLayout& layout, Range bucket, int ranks);
+
 // This rank's slice of each bucket. A rank that owns nothing of a bucket has an empty slice at its beginning.
-std::vector<Bucket> shard_buckets(std::vector<Bucket> buckets, const Communicator& ranks);
+std::vector<Bucket> shard_buckets(const ParameterLayout& layout, std::vector<Bucket> buckets,
+                                  const Communicator& ranks);
 
 // For these ranks; several make it together. `route`: that of several ranks' collectives, where the device's memory is
 // its own. All references must outlive it, and so must the work that was enqueued there.

@@ -1,6 +1,5 @@
 #include "ranks/shard_map.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "base/error.h"
@@ -17,6 +16,18 @@ ShardMap::ShardMap(std::int64_t elements, int ranks, std::int64_t alignment) : e
   for (int rank = 0; rank < ranks; ++rank) {
     const std::int64_t end = std::min(begin + (each + (rank < longer ? 1 : 0)) * alignment, elements);
     counts_.push_back(end - begin);
+    begin = end;
+  }
+}
+
+ShardMap::ShardMap(std::int64_t elements, int ranks, const std::function<std::int64_t(std::int64_t)>& cut_before)
+    : ShardMap(elements, ranks) {
+  std::int64_t begin = 0, even = 0;
+  for (std::int64_t& count : counts_) {
+    even += count;
+    const std::int64_t end = cut_before(even);
+    SO_CHECK(end >= begin && (even < elements || end == elements), "a cut at {} behind one at {}", end, begin);
+    count = end - begin;
     begin = end;
   }
 }

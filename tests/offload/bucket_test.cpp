@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <string>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "offload/counted_settings.h"
+#include "offload/exchange.h"
+#include "ranks/shard_map.h"
 
 namespace so {
 namespace {
@@ -157,6 +160,85 @@ TEST(MakeBuckets, CoverTheRangeAlignedAndNeverTooLarge) {
   }
   EXPECT_GT(cut_inside, 50);
   EXPECT_GT(joined_units, 20);
+}
+
+// Matrices with blocks of 256 elements, of whole rows, or without, and vectors between them.
+ParameterLayout random_blocks(std::mt19937& random) {
+  std::vector<Parameter> parameters;
+  for (int i = 0, unit = 0; i < 12; ++i) {
+    if (i > 0 && random() % 3 == 0) ++unit;
+    const std::int64_t columns = 64 * (1 + static_cast<std::int64_t>(random() % 3));
+    Parameter p{.name = std::to_string(i), .shape = {1 + static_cast<std::int64_t>(random() % 700)}, .unit = unit};
+    if (random() % 4 != 0) p.shape.push_back(columns);
+    p.cut = std::vector<std::int64_t>{1, 256, 128 * columns}[random() % 3];
+    parameters.push_back(p);
+  }
+  return ParameterLayout(std::move(parameters));
+}
+
+// Whether it lies at the end of a block, or where no parameter has one.
+bool is_whole(const ParameterLayout& layout, std::int64_t cut) {
+  for (int p = 0; p < layout.count(); ++p)
+    if (cut > layout.range(p).begin && cut < layout.range(p).end)
+      return (cut - layout.range(p).begin) % layout.parameter(p).cut == 0;
+  return true;
+}
+
+TEST(MakeBuckets, NeitherBucketsNorSlicesCutABlock) {
+  std::mt19937 random(10);
+  int cut_buckets = 0, cut_slices = 0, empty = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    const ParameterLayout layout = random_blocks(random);
+    const std::int64_t most = 128 * 192 + ParameterLayout::alignment * static_cast<std::int64_t>(random() % 500);
+    SCOPED_TRACE(testing::Message() << "trial " << trial << ", at most " << most);
+    std::int64_t at = 0;
+    for (const Bucket& bucket : make_buckets(layout, most, owned_rows(layout, 0), random() % 2 == 0)) {
+      const Range range = bucket.range();
+      ASSERT_EQ(range.begin, at);
+      ASSERT_GT(range.size(), 0);
+      ASSERT_LE(range.size(), most);
+      ASSERT_TRUE(is_whole(layout, range.end)) << range.end;
+      cut_buckets += layout.unit_range(layout.unit_of(range.end - 1)).end == range.end ? 0 : 1;
+      at = range.end;
+      for (const int ranks : {1, 2, 3, 8}) {
+        const ShardMap slices = slices_of(layout, range, ranks);
+        for (int rank = 0; rank < ranks; ++rank) {
+          const ShardMap::Slice slice = slices.slice(rank);
+          ASSERT_TRUE(is_whole(layout, range.begin + slice.end)) << slice.end << " of " << range.begin;
+          ASSERT_LE(slice.size(), slices.longest());
+          (slice.size() == 0 ? empty : cut_slices) += rank < ranks - 1 ? 1 : 0;
+        }
+        ASSERT_EQ(slices.slice(ranks - 1).end, range.size());
+      }
+    }
+    ASSERT_EQ(at, layout.elements());
+  }
+  EXPECT_GT(cut_buckets, 500);
+  EXPECT_GT(cut_slices, 5000);
+  EXPECT_GT(empty, 100);
+}
+
+TEST(MakeBuckets, WithoutBlocksPiecesAreEqualAndSlicesThoseOfTheRange) {
+  const ParameterLayout layout({{.name = "a", .shape = {1000, 77}}});
+  for (std::int64_t most = 64; most < layout.elements(); most += 64) {
+    const std::vector<Range> buckets = ranges(make_buckets(layout, most, owned_rows(layout, 0)));
+    const auto pieces = (layout.elements() + most - 1) / most;
+    ASSERT_EQ(std::ssize(buckets), pieces);
+    for (std::int64_t i = 0; i < pieces; ++i)
+      ASSERT_EQ(buckets[static_cast<std::size_t>(i)].begin, layout.elements() * i / pieces / 64 * 64);
+    for (const int ranks : {1, 2, 7}) {
+      const ShardMap expected(buckets.back().size(), ranks), found = slices_of(layout, buckets.back(), ranks);
+      ASSERT_TRUE(std::equal(expected.counts().begin(), expected.counts().end(), found.counts().begin()));
+      ASSERT_EQ(expected.longest(), expected.counts()[0]);
+    }
+  }
+}
+
+TEST(MakeBuckets, RefusesABlockThatIsLargerThanABucket) {
+  const ParameterLayout layout({{.name = "a", .shape = {600}, .cut = 256}});
+  EXPECT_EQ(ranges(make_buckets(layout, 256, owned_rows(layout, 0))),
+            (std::vector<Range>{{0, 256}, {256, 512}, {512, 640}}));
+  EXPECT_THROW(make_buckets(layout, 192, owned_rows(layout, 0)), Bug);
 }
 
 TEST(MakeBuckets, WholeModelInOneIfItFits) {

@@ -62,6 +62,22 @@ TEST(ParameterLayout, FindsByElement) {
   EXPECT_EQ(layout.first_ending_after(layout.elements()), layout.count());
 }
 
+TEST(ParameterLayout, IsCutAtWholeBlocksFromAParametersBeginning) {
+  std::vector<Parameter> parameters = {matrix("embed", 10, 7, 0), matrix("q", 20, 64, 1), matrix("k", 6, 64, 1, true)};
+  parameters[1].cut = 3 * 64;
+  parameters[2].cut = 2 * 64;
+  const ParameterLayout layout(parameters);
+  ASSERT_EQ(layout.range(1), (Range{128, 1408}));
+  for (std::int64_t element = 0; element <= layout.elements(); ++element) {
+    std::int64_t expected = element;  // the embedding has no blocks, and there are none in padding
+    while ((expected > 128 && expected < 1408 && (expected - 128) % 192 != 0) ||
+           (expected > 1408 && expected < 1792 && (expected - 1408) % 128 != 0))
+      --expected;
+    ASSERT_EQ(layout.cut_before(element), expected) << element;
+  }
+  EXPECT_EQ(layout.cut_before(1400), 1280) << "the last block of q is a part of one";
+}
+
 TEST(ParameterLayout, ViewsOfJoinedParametersReadAsOneMatrix) {
   const ParameterLayout layout = example();
   std::vector<float> flat(static_cast<std::size_t>(layout.elements()));
@@ -146,6 +162,10 @@ TEST(ParameterLayout, RefusesWhatIsNoLayout) {
   EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0), Parameter{"b", {2, 2, 2}, true, 0, true}}), Bug) << "joined";
   EXPECT_THROW(ParameterLayout({Parameter{"a", {2, 2, 2, 2}, true, 0, false}}), Bug);
   EXPECT_THROW(ParameterLayout({Parameter{"a", {}, true, 0, false}}), Bug);
+  for (const std::int64_t cut : {-64, 0, 2, 96})
+    EXPECT_THROW(ParameterLayout({{.name = "a", .shape = {8}, .cut = cut}}), Bug);
+  EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0), {.name = "b", .shape = {2, 2}, .joined = true, .cut = 64}}), Bug)
+      << "blocks begin between two cache lines";
 }
 
 }  // namespace

@@ -54,12 +54,11 @@ Flat rounded(Flat gradient) {
 }
 
 // Trains on `size` ranks and compares with the loop that sees the sum of their gradients.
-void expect_equal(int size, const CountedSettings& settings) {
+void expect_equal(int size, const CountedSettings& settings, const ParameterLayout& layout = test::engine_layout()) {
   SCOPED_TRACE(
       testing::Message() << size << " ranks, buckets of " << settings.placement.bucket_elements << ", "
                          << settings.counts.device_units << " units of the device, "
                          << (settings.placement.schedule == Schedule::synchronous ? "synchronous" : "overlapped"));
-  const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
   test::ReferenceLoop reference(layout, settings, initial);
   std::vector<float> clips;
@@ -135,6 +134,23 @@ TEST(EngineOnRanks, ClippedStepsToo) {
   };
   EXPECT_EQ(clip_of(0), 1.0f);
   EXPECT_LT(clip_of(3), 1.0f);
+}
+
+// Rows of blocks, of which one is most of a bucket, so that a rank has nothing of some buckets and most of others.
+TEST(EngineOnRanks, BlocksThatAreNotCutChangeNoBit) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
+  const ParameterLayout plain = test::engine_layout();
+  std::vector<Parameter> parameters(plain.parameters().begin(), plain.parameters().end());
+  for (Parameter& p : parameters)
+    if (!p.joined) p.cut = p.shape.size() == 1 ? 256 : (p.name == "2.up" ? 128 : 64) * p.shape[1];
+  const ParameterLayout layout(parameters);
+  for (const std::int64_t bucket : {128 * 200, 1 << 20})
+    for (const int size : {1, 3}) {
+      expect_equal(size, settings_of(Schedule::overlapped, bucket, 3000), layout);
+      CountedSettings gathered = settings_of(Schedule::overlapped, bucket, 3000, 1);
+      gathered.counts.gathered_units = size == 1 ? 0 : 2;
+      expect_equal(size, gathered, layout);
+    }
 }
 
 TEST(EngineOnRanks, WithWeightsInBf16) {

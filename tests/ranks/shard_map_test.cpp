@@ -43,6 +43,18 @@ TEST(ShardMap, GivesTheLongerSlicesToTheFirstRanks) {
   EXPECT_EQ(map.slice(2), (ShardMap::Slice{80, 109}));
 }
 
+TEST(ShardMap, CutsWhereItMay) {
+  const auto blocks_of_100 = [](std::int64_t at) { return at == 350 ? at : at / 100 * 100; };
+  const ShardMap map(350, 4, blocks_of_100);  // evenly 96, 192, 272, 350
+  EXPECT_EQ(map.slice(0), (ShardMap::Slice{0, 0}));
+  EXPECT_EQ(map.slice(1), (ShardMap::Slice{0, 100}));
+  EXPECT_EQ(map.slice(2), (ShardMap::Slice{100, 200}));
+  EXPECT_EQ(map.slice(3), (ShardMap::Slice{200, 350}));
+  EXPECT_EQ(map.longest(), 150);
+  EXPECT_EQ(map.owner(99), 1);
+  EXPECT_THROW(ShardMap(350, 4, [](std::int64_t at) { return at / 100 * 100; }), Bug) << "the end is lost";
+}
+
 TEST(ShardMap, RefusesWhatIsNotThere) {
   const ShardMap map(100, 2);
   EXPECT_THROW(map.slice(2), Bug);

@@ -60,11 +60,15 @@ std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t ele
       owner = wanted;
       if (range.end - open.begin <= elements) continue;  // joins the open bucket
       close(range.begin);
-      // Equal pieces rather than full ones and a small rest.
+      // Equal pieces rather than full ones and a small rest. Where blocks are large, cuts come early and pieces are
+      // more.
       const std::int64_t pieces = (range.size() + elements - 1) / elements;
-      for (std::int64_t piece = 1; piece < pieces; ++piece) {
-        const std::int64_t at = range.begin + range.size() * piece / pieces;
-        close(at / ParameterLayout::alignment * ParameterLayout::alignment);
+      for (std::int64_t piece = 1; range.end - open.begin > elements; ++piece) {
+        const std::int64_t even = range.begin + range.size() * std::min(piece, pieces) / pieces,
+                           at = std::min(even, open.begin + elements),
+                           cut = layout.cut_before(at / ParameterLayout::alignment * ParameterLayout::alignment);
+        SO_CHECK(cut > open.begin || piece < pieces, "a block at {} is larger than a bucket of {}", cut, elements);
+        close(cut);
       }
     }
   }

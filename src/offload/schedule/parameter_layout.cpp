@@ -17,6 +17,8 @@ ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters
     SO_CHECK(
         !p.joined || p.trained == parameters_[static_cast<std::size_t>(i - 1)].trained || elements_ % alignment == 0,
         "'{}' begins between two cache lines, and its neighbour is frozen or it is", p.name);
+    SO_CHECK(p.cut == 1 || (p.cut > 0 && p.cut % alignment == 0 && elements_ % alignment == 0),
+             "'{}' begins at {} and has blocks of {} elements", p.name, elements_, p.cut);
     if (static_cast<int>(unit_ranges_.size()) <= unit) {
       if (!unit_ranges_.empty()) unit_ranges_.back().end = elements_;
       unit_ranges_.push_back({elements_, elements_});
@@ -100,6 +102,12 @@ int ParameterLayout::first_ending_after(std::int64_t element) const {
   const auto found = std::upper_bound(ranges_.begin(), ranges_.end(), element,
                                       [](std::int64_t e, const Range& r) { return e < r.end; });
   return static_cast<int>(found - ranges_.begin());
+}
+
+std::int64_t ParameterLayout::cut_before(std::int64_t element) const {
+  const int p = first_ending_after(element);
+  if (p == count() || range(p).begin >= element) return element;
+  return element - (element - range(p).begin) % parameter(p).cut;
 }
 
 int ParameterLayout::unit_of(std::int64_t element) const {

@@ -22,6 +22,9 @@ struct Parameter {
   bool joined = false;              // follows its predecessor without a gap, so that both read as one matrix
   bool trained = true;              // false: frozen, so that it has neither optimizer state nor a gradient
   double lr_multiplier = 1;         // times the learning rate of a step
+  // Elements of a block, for number formats that store a scale for each: buckets and ranks' slices cut the parameter
+  // at whole blocks from its beginning. A multiple of ParameterLayout::alignment; 1: the format has no blocks.
+  std::int64_t cut = 1;
 
   std::int64_t size() const {
     std::int64_t n = 1;
@@ -53,7 +56,7 @@ class ParameterLayout {
   static constexpr std::int64_t alignment = 64;
 
   // Units count from 0 and must neither decrease nor leave one out; a frozen parameter that is joined to a trained one
-  // must begin and end at a multiple of `alignment`. Throws Bug otherwise.
+  // must begin and end at a multiple of `alignment`, and one that has blocks must begin at one. Throws Bug otherwise.
   explicit ParameterLayout(std::vector<Parameter> parameters);
 
   int count() const { return static_cast<int>(parameters_.size()); }
@@ -82,6 +85,9 @@ class ParameterLayout {
   int first_trained_unit() const;
   // The first parameter that ends behind `element`; count() when there is none.
   int first_ending_after(std::int64_t element) const;
+  // The last place up to `element` at which the flat range may be cut: the element itself, unless it lies inside a
+  // parameter's block.
+  std::int64_t cut_before(std::int64_t element) const;
 
   // The view of a parameter, of its own shape; or of `count` joined parameters, first to last: [rows of all, columns],
   // or [elements] for vectors. In an array over the flat range that begins at `flat`; or of parameters that begin at

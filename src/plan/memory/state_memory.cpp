@@ -11,6 +11,7 @@
 #include "model/rope.h"
 #include "model/text_generator.h"
 #include "offload/engine.h"
+#include "offload/exchange.h"
 #include "offload/memory/master_copies.h"
 #include "offload/schedule/placement.h"
 #include "offload/schedule/unit_places.h"
@@ -106,7 +107,7 @@ HeldMemory held_memory(const ParameterLayout& layout, const EngineSettings& sett
   std::vector<std::int64_t> gradient_slices(placement.units.size()), masters(gradient_slices.size());
   for (const Bucket& bucket : make_buckets(layout, placement.bucket_elements, placement.units, true)) {
     const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
-    const std::int64_t slice = ShardMap(bucket.range().size(), placement.ranks).slice(0).size();
+    const std::int64_t slice = slices_of(layout, bucket.range(), placement.ranks).longest();
     const UnitPlacement& row = placement.units[unit];
     if (row.weights == ResidencyKind::gathered) weight_slices += slice;
     if (bucket.on_host() && row.weights == ResidencyKind::gathered_from_masters) masters[unit] += slice;
