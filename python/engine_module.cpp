@@ -53,7 +53,7 @@ Tensors tensors_of(const std::vector<TensorTuple>& tuples) {
 TensorOptimizerSettings settings_of(const nb::dict& given) {
   TensorOptimizerSettings settings;
   if (const int gpu = nb::cast<int>(given["gpu"]); gpu >= 0) {
-    settings.backend = &cuda_backend();
+    settings.backend = &backend_of_gpu(gpu);
     settings.device_index = gpu;
   }
   settings.moments = tensor_dtype(nb::cast<bool>(given["bf16_moments"]));

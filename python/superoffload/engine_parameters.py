@@ -120,16 +120,16 @@ class EngineParameters(EngineState):
             if on_gpu:
                 torch.cuda.synchronize()  # what writes the parameters
                 torch.cuda.empty_cache()  # the engine's memory on the GPU is not PyTorch's
-            self._check_memory(tensors, settings, on_gpu)
+            self._check_memory(tensors, settings)
             if self._managed:
                 self._engine = _engine.TensorOptimizer(tensors, settings)
         self._awaited = awaited.Awaited(self._managed, self) if under_forward and self._managed else None
 
-    def _check_memory(self, tensors, settings, on_gpu):
+    def _check_memory(self, tensors, settings):
         error = None
         try:
             if self._managed:
-                memory.check(tensors, settings, on_gpu)
+                memory.check(tensors, settings)
             elif self._peers is not None:
                 error = errors.UserError("this process has no element of any parameter: train with fewer processes")
         except errors.UserError as failure:

@@ -28,7 +28,7 @@ def device_units(managed, bf16_moments, offload_ratio, device_memory):
     return units
 
 
-def check(tensors, settings, on_gpu):
+def check(tensors, settings):
     """Sets spare_state to what host memory allows. UserError if there is too little for any, with a table."""
     available, limit = _engine.available_host_memory()
     _, processes = sharding.place_on_host()
@@ -40,13 +40,13 @@ def check(tensors, settings, on_gpu):
             break
     else:
         advice = "state_dtype=torch.bfloat16 takes 4 bytes less a parameter"
-        if on_gpu:
+        if device > 0:  # memory of its own
             advice += ", and device_memory or offload_ratio moves state to the GPU"
         raise errors.UserError(
             f"the optimizer takes {_gib(host)} of host memory, and there are {_gib(available)} ({limit}); "
             f"{advice}\n{table}"
         )
-    if on_gpu and device > torch.cuda.mem_get_info()[0]:
+    if device > 0 and device > torch.cuda.mem_get_info()[0]:
         raise errors.UserError(
             f"the optimizer takes {_gib(device)} of the GPU's memory for gradients and state, and there are "
             f"{_gib(torch.cuda.mem_get_info()[0])}; less device_memory, or an offload_ratio nearer to 1, leaves more "

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "device/gpu_place.h"
 
 namespace so {
 namespace {
@@ -103,6 +104,8 @@ const Backend& backend_of(const Device& device) {
   if (device.kind() == DeviceKind::cpu) return cpu_backend();
   return device.shares_memory() ? shared_cuda_backend() : cuda_backend();
 }
+
+const Backend& backend_of_gpu(int index) { return gpu_shares_memory(index) ? shared_cuda_backend() : cuda_backend(); }
 
 bool choose_cuda(int index) {
   const CudaSupport support = find_cuda(index);

@@ -76,6 +76,8 @@ const Backend& cpu_backend();
 const Backend& cuda_backend();
 const Backend& shared_cuda_backend();  // a GPU that shares the processor's memory
 const Backend& backend_of(const Device& device);
+// That of a GPU before a device is made of it; `index` is its number among the visible ones.
+const Backend& backend_of_gpu(int index);
 
 // Whether GPU `index` is to be used where the user leaves the choice. Where this machine has a GPU that cannot be used,
 // the log says why.

@@ -74,8 +74,15 @@ class Misuse(unittest.TestCase):
         self.assertGreater(takes[0], takes[-1])
         for available, expected in ((takes[0], 0.25), (takes[0] - 1, 0.1), (takes[-1], 0.02)):
             with mock.patch.object(memory_module._engine, "available_host_memory", lambda: (available, "")):
-                memory_module.check(tensors, settings, False)
+                memory_module.check(tensors, settings)
             self.assertEqual(settings["spare_state"], expected)
+
+    def test_state_is_moved_to_the_memory_of_a_gpu_that_has_its_own(self):
+        for device, advised in ((1, True), (0, False)):
+            with mock.patch.object(memory_module._engine, "memory_of", lambda *_: (device, 1 << 60, "a table")):
+                with self.refused("takes .* of host memory") as refusal:
+                    memory_module.check([], {})
+            self.assertEqual("moves state to the GPU" in str(refusal.exception), advised)
 
     def test_two_optimizers_over_one_parameter(self):
         model = network()

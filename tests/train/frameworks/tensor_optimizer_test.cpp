@@ -422,6 +422,16 @@ TEST(TensorOptimizer, MemoryIsSaidBefore) {
   EXPECT_LT(offloaded.device, 3 * elements);
   EXPECT_GT(offloaded.host, 14 * elements);
   EXPECT_NE(offloaded.table.find("new weights"), std::string::npos) << offloaded.table;
+  // A GPU that shares the host's memory has none to count beside it, whoever owns the state.
+  for (const int device_units : {0, 5}) {
+    settings.device_units = device_units;
+    settings.backend = &shared_cuda_backend();
+    const TensorOptimizerMemory shared = memory_of(world.owned(), settings);
+    settings.backend = &cuda_backend();
+    const TensorOptimizerMemory apart = memory_of(world.owned(), settings);
+    EXPECT_EQ(shared.device, 0u);
+    EXPECT_EQ(shared.host, apart.device + apart.host);
+  }
 }
 
 }  // namespace
