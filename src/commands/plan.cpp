@@ -132,6 +132,7 @@ PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, co
                           .name = hardware.name,
                           .device_limited_by = "what the hardware file says",
                           .host = {hardware.host_memory, "what the hardware file says"},
+                          .fixed_memory = hardware.fixed_memory,
                           .pool = &pool,
                           .rates = [rates = hardware.rates] { return rates; },
                           .rates_origin = "by the hardware file"};
@@ -187,7 +188,6 @@ struct PlannedFor {
   PlanQuestion question(const DecoderSpec& spec, const ParameterLayout& layout, const RunRequest& request) const {
     PlanQuestion question =
         make_question({spec, layout, machine, WeightOrigin::files, row_shape}, request, *find_command("plan")->rows);
-    question.buys_memory = !hardware.fixed_memory;
     question.askable.host = hardware.fixed_memory
                                 ? std::max(hardware.host_memory, caps.host.value_or(0))
                                 : std::numeric_limits<std::size_t>::max();  // the machine need not be there

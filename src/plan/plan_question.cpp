@@ -124,6 +124,7 @@ PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const
   question.there = {run.machine.device_memory, usable_host(run.machine).available};
   PlanningMachine whole = run.machine;
   whole.host_cap.reset();
+  question.buys_memory = !run.machine.fixed_memory;
   question.askable = {run.machine.whole_device_memory, usable_host_budget(whole)};
   const auto parameters = run.layout.parameters();
   if (run.spec.layers <= most_layers_of_a_pattern &&

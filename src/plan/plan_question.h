@@ -54,8 +54,8 @@ struct PlanQuestion {
   std::function<std::optional<SmallerModel>(const std::function<bool()>& in_time)> smaller_model;
   double seconds = 2;  // of the thread, for the search and the rates of what it finds, about
 };
-// All but results_fixed, host_ranks, buys_memory, smaller_model and seconds, of a run; all of it is copied but what its
-// references refer to. Who has a run asks this; a table of bytes is judged by plan/memory/memory_room.h alone.
+// All but results_fixed, host_ranks, smaller_model and seconds, of a run; all of it is copied but what its references
+// refer to. Who has a run asks this; a table of bytes is judged by plan/memory/memory_room.h alone.
 PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const OptionRows& rows);
 
 // Patterns of --freeze for the embedding and the first `layers` layers, as the model's parameters are named.

@@ -70,5 +70,15 @@ TEST(MemoryRoom, IsOneMemoryLessAMarginWhereAGpuSharesTheCpus) {
   expect_in(refusal([&] { shared.allocate(MemoryKind::pinned, 401, "ring"); }), {"out of host memory", "1000 bytes"});
 }
 
+TEST(MemoryRoom, IsFixedWhereMemoryComesWithTheGpu) {
+  const NumaNodes host, superchip{.superchip = true};
+  for (const bool shares : {false, true}) {
+    const FakeGpu gpu(1, shares);
+    EXPECT_EQ(has_fixed_memory(backend_of(gpu), host), shares);
+    EXPECT_TRUE(has_fixed_memory(backend_of(gpu), superchip));
+  }
+  EXPECT_FALSE(has_fixed_memory(cpu_backend(), host));
+}
+
 }  // namespace
 }  // namespace so::test

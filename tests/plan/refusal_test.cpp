@@ -197,6 +197,19 @@ TEST(PlanChanges, MemoryToBuyIsAsMuchAsIsSold) {
   EXPECT_EQ(host, "384GB");
 }
 
+TEST(PlanChanges, SolderedMemoryIsNotToBuy) {
+  for (const bool fixed : {false, true}) {
+    Planned planned("qwen3-14b", cuda_backend(), 80, 150);
+    planned.machine.fixed_memory = fixed;
+    PlanQuestion question = planned.question();
+    question.askable = {planned.machine.device_memory, planned.machine.host.available};
+    std::string texts;
+    for (const PlanChange& change : find_changes(question)) texts += change.text + "\n";
+    EXPECT_EQ(texts.find("192GB of host memory") == std::string::npos, fixed) << texts;
+    expect_in(texts, {"--optimizer_state_dtype bf16"});
+  }
+}
+
 // A desktop with 24 GB and 64 GB, and the models that people would like to train on it.
 TEST(PlanChanges, OnADesktop) {
   Planned llama("llama-3.1-8b", cuda_backend(), 24, 60);

@@ -30,6 +30,10 @@ constexpr std::size_t margin = std::size_t{4} << 30;
 
 }  // namespace
 
+bool has_fixed_memory(const Backend& backend, const NumaNodes& nodes) {
+  return backend.shares_memory() || nodes.superchip;
+}
+
 HostMemory without_margin(const Backend& backend, HostMemory host) {
   if (!backend.shares_memory()) return host;
   const std::size_t left = std::max(std::min(margin, host.available / 10), host.available / 20);
@@ -91,6 +95,7 @@ PlanningMachine planning_machine(Runtime& runtime, const NumberFormats& formats,
       .name = device.name(),
       .device_memory = device_budget(device),
       .host = host,
+      .fixed_memory = has_fixed_memory(backend_of(device), numa_nodes()),
       .pool = &runtime.host_pool(),
       .rates = [&runtime, formats,
                 host_bytes =

@@ -29,6 +29,7 @@ struct PlanningMachine {
   std::optional<std::size_t> whole_device_memory;  // what it could have if device_cap were not
   std::string device_limited_by = "free memory";   // device_memory, unless device_cap does
   HostMemory host;
+  bool fixed_memory = false;                        // the host's is soldered: nobody can buy more
   std::optional<std::size_t> device_cap, host_cap;  // what the user lets the run have; device_memory knows the former
   // Whether the device pins as much host memory as state takes; none: it does. Asked if a choice depends on it.
   std::function<bool()> pins_state;
@@ -38,6 +39,9 @@ struct PlanningMachine {
   std::optional<std::size_t> held;        // host memory that the process has before the run; none: what it has now
   std::vector<UnitFactor> unit_factors;   // of the model that is planned, by unit (plan/measure_units.h); empty: all 1
 };
+
+// Whether the host's memory comes with its GPU: as one memory, or on a superchip.
+bool has_fixed_memory(const Backend& backend, const NumaNodes& nodes);
 
 // The user's limits on each memory, in bytes, for a run without the program itself; none: no limit.
 struct MemoryCaps {
