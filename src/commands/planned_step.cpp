@@ -144,6 +144,23 @@ nlohmann::ordered_json to_json(const MemoryPlan& memory) {
   return list;
 }
 
+// The placement's rows; units that follow one another with equal rows have one.
+nlohmann::ordered_json to_json(const std::vector<UnitPlacement>& units) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (std::size_t from = 0, to = 0; from < units.size(); from = to + 1) {
+    for (to = from; to + 1 < units.size() && units[to + 1] == units[from];) ++to;
+    const UnitPlacement& row = units[from];
+    list.push_back({{"from", from},
+                    {"to", to},
+                    {"owner", name_of(row.owner)},
+                    {"weights", name_of(row.weights)},
+                    {"gradients_moved", row.moved},
+                    {"gradients_sliced", row.sliced},
+                    {"input", name_of(row.input)}});
+  }
+  return list;
+}
+
 nlohmann::ordered_json to_object(const NamedParts& parts) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
   for (const auto& [name, seconds] : parts) object[name] = seconds;
@@ -166,6 +183,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"dtype", name_of(plan.decoder.formats.weights)},
           {"optimizer_state_dtype", name_of(plan.engine.formats.moments)},
           {"host_share", step.host_share},
+          {"units", plan.engine.placement.units.size()},
           {"device_units", plan.engine.placement.count(Owner::device)},
           {"spare_buckets", plan.engine.placement.spare_buckets},
           {"bucket_bytes", plan.engine.placement.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
@@ -176,6 +194,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"transient_gradients", plan.engine.placement.moves()},
           {"streamed_units", plan.engine.placement.streamed()},
           {"keep", describe(plan.decoder.keep, plan.decoder.tile_rows)},
+          {"placement", to_json(plan.engine.placement.units)},
           {"memory", to_json(plan.memory)},
           {"disk", {{"model_bytes", step.disk.model}, {"checkpoint_bytes", step.disk.checkpoint}}},
           {"device_memory", step.device.to_json()},

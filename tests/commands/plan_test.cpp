@@ -84,6 +84,43 @@ TEST(Plan, PlansOneMemoryWhereGpuAndCpuShareIt) {
   expect_in(with({"--device_memory", "80GB"}).err, {"the GPU shares the CPU's memory", "--host_memory"});
 }
 
+// How many units of the placement's rows have this value; the rows are those of all units, in order.
+std::int64_t units_with(const Planned& planned, const char* key, const json& value) {
+  std::int64_t next = 0, found = 0;
+  json before;
+  for (json row : planned.result.at("placement")) {
+    EXPECT_EQ(row.at("from"), next);
+    EXPECT_GE(row.at("to"), row.at("from"));
+    const std::int64_t units = row.at("to").get<std::int64_t>() + 1 - next;
+    next += units;
+    if (row.at(key) == value) found += units;
+    row.erase("from"), row.erase("to");
+    EXPECT_NE(row, before) << "two rows that could be one";
+    before = std::move(row);
+  }
+  EXPECT_EQ(next, planned.result.at("units"));
+  return found;
+}
+
+SO_LABEL(sweep, "Plan.TheRowsOfThePlacementAddUpToItsCounts");
+TEST(Plan, TheRowsOfThePlacementAddUpToItsCounts) {
+  const Planned streams = plan({"--model", "qwen3-4b", "--hardware", "rtx4090", "--host_memory", "64GB", "--max_length",
+                                "2048", "--streamed_layers", "5", "--offload_ratio", "0.9"}),
+                gathers = plan({"--model", "qwen3-4b", "--gpus", "2", "--gathered_layers", "7", "--move_gradients",
+                                "true", "--offload_ratio", "0.7"});
+  EXPECT_EQ(streams.result.at("units"), 36 + 2);
+  EXPECT_EQ(units_with(streams, "weights", "streamed"), 5);
+  EXPECT_EQ(units_with(gathers, "weights", "gathered") + units_with(gathers, "weights", "gathered_from_masters"), 7);
+  EXPECT_GT(units_with(gathers, "gradients_moved", true), 0);
+  for (const Planned* p : {&streams, &gathers}) {
+    EXPECT_EQ(units_with(*p, "owner", "device"), p->result.at("device_units"));
+    EXPECT_EQ(units_with(*p, "weights", "streamed"), p->result.at("streamed_units"));
+    EXPECT_EQ(units_with(*p, "gradients_moved", true) > 0, p->result.at("transient_gradients"));
+  }
+  EXPECT_EQ(units_with(streams, "gradients_sliced", true), 0) << "of one rank";
+  EXPECT_EQ(gathers.result.at("ranks").at("gathered_units"), 7);
+}
+
 // In place of what the hardware has, whether that is less or more.
 SO_LABEL(sweep, "Plan.StaysWithinWhatTheRunMayHave");
 TEST(Plan, StaysWithinWhatTheRunMayHave) {

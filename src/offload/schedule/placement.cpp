@@ -1,6 +1,7 @@
 #include "offload/schedule/placement.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.h"
 #include "offload/schedule/unit_places.h"
@@ -53,6 +54,17 @@ ResidencyKind weights_of(const Counts& counts, bool on_device, bool has_masters,
 
 std::string_view name_of(Owner owner) {
   return owner == Owner::host ? "host" : owner == Owner::device ? "device" : "nobody";
+}
+
+std::string_view name_of(ResidencyKind weights) {
+  constexpr std::array<std::string_view, 6> names = {"resident", "streamed", "from_masters",
+                                                     "gathered", "callers",  "gathered_from_masters"};
+  return names.at(static_cast<std::size_t>(weights));
+}
+
+std::string_view name_of(Input input) {
+  constexpr std::array<std::string_view, 3> names = {"kept", "on_host", "remade"};
+  return names.at(static_cast<std::size_t>(input));
 }
 
 std::vector<Trained> trained_units(const ParameterLayout& layout) {

@@ -31,6 +31,7 @@ enum class ResidencyKind : std::uint8_t {
   gathered_from_masters,  // nowhere: each rank casts its slice from its master weights ahead of each gather; those
                           // of the host travel to the device for that
 };
+std::string_view name_of(ResidencyKind weights);
 // Whether they come over the link ahead of each use, from host memory that is pinned.
 constexpr bool is_streamed(ResidencyKind kind) { return kind == ResidencyKind::streamed; }
 // Whether they come from all ranks for each use.
@@ -44,6 +45,7 @@ enum class Input : std::uint8_t {
   on_host,  // in host memory, from which it comes back ahead of its use
   remade,   // nothing: the units before run forward once more (pass_order.h)
 };
+std::string_view name_of(Input input);
 
 struct UnitPlacement {
   Owner owner = Owner::host;  // host or device
