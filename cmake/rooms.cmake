@@ -28,7 +28,8 @@ so_room(plan COLD USES data device io ops optim ranks model offload offload/sche
   plan/placement)
 so_room(doctor COLD USES device ranks io plan/machine LIBRARIES nlohmann_json::nlohmann_json dl)
 so_room(commands/report COLD USES io LIBRARIES nlohmann_json::nlohmann_json PkgConfig::microhttpd)
-so_room(train COLD USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
+so_room(train COLD USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine
+  plan/memory)
 so_room(commands OBJECTS COLD USES data data/tokenizer device io ops optim ranks ranks/collectives model offload offload/schedule offload/memory
   options checkpoint plan plan/machine plan/simulate plan/memory train commands/report doctor
   LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)

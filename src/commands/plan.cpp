@@ -33,6 +33,7 @@
 #include "plan/machine/hardware.h"
 #include "plan/machine/rank_hardware.h"
 #include "plan/machine/rate_cache.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/refusal.h"
 #include "plan/row_step.h"
 #include "plan/simulate/timeline.h"

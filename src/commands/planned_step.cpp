@@ -11,6 +11,7 @@
 #include "base/terminal.h"
 #include "checkpoint/parameter_options.h"
 #include "model/parameters.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/simulate/timeline.h"
 #include "train/run_report.h"
 

@@ -43,6 +43,7 @@
 #include "plan/machine/rank_rates.h"
 #include "plan/machine/rank_share.h"
 #include "plan/measure_units.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/plan_comparison.h"
 #include "plan/refusal.h"
 #include "plan/row_step.h"

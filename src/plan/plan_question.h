@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "base/option_table.h"
+#include "options/run_request.h"
+#include "plan/machine/planning_machine.h"
 #include "plan/training_plan.h"
 
 namespace so {

@@ -3,7 +3,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "device/backend.h"
+#include "offload/engine_settings.h"
 #include "offload/schedule/placement.h"
+#include "options/run_request.h"
 
 namespace so {
 

@@ -1,16 +1,15 @@
 // The engine's settings and its split as a request has them, before a plan decides who owns what.
 #pragma once
 
-#include <cstdint>
 #include <optional>
-#include <string>
-
-#include "device/backend.h"
-#include "model/spec.h"
-#include "offload/engine_settings.h"
-#include "options/run_request.h"
 
 namespace so {
+
+class ParameterLayout;
+struct Backend;
+struct EngineSettings;
+struct PlacementOptions;
+struct RunRequest;
 
 EngineSettings engine_settings(const RunRequest& request);
 

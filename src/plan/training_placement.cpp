@@ -7,7 +7,9 @@
 #include "base/quantities.h"
 #include "offload/memory/optimizer_state.h"
 #include "optim/engine_ops.h"
+#include "options/run_request.h"
 #include "plan/placement/unit_work.h"
+#include "plan/requested_engine.h"
 
 namespace so {
 

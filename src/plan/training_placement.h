@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/memory/activation_memory.h"
 #include "plan/memory/memory_room.h"
 #include "plan/placement/placement.h"
 #include "plan/training_plan.h"

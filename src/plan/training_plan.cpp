@@ -8,7 +8,10 @@
 #include "offload/memory/host_link.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/schedule/placement.h"
+#include "options/run_request.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/memory/memory_room.h"
+#include "plan/requested_engine.h"
 #include "plan/training_placement.h"
 
 namespace so {

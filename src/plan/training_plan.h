@@ -8,18 +8,18 @@
 #include <utility>
 #include <vector>
 
-#include "device/backend.h"
 #include "model/decoder/decoder.h"
 #include "offload/engine_settings.h"
-#include "plan/machine/planning_machine.h"
-#include "plan/memory/activation_memory.h"
 #include "plan/memory/memory_plan.h"
 #include "plan/memory/state_memory.h"
+#include "plan/memory/training_shape.h"
 #include "plan/placement/alternatives.h"
-#include "plan/placement/placement.h"
-#include "plan/requested_engine.h"
+#include "plan/placement/step_estimate.h"
 
 namespace so {
+
+struct PlanningMachine;
+struct RunRequest;
 
 struct TrainingPlan {
   DecoderSettings decoder;

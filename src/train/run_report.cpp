@@ -10,6 +10,7 @@
 #include "io/hub_cache.h"
 #include "model/parameters.h"
 #include "offload/schedule/placement.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/plan_comparison.h"
 
 namespace so {

@@ -18,6 +18,7 @@
 #include "io/trace_file.h"
 #include "offload/engine_report.h"
 #include "ops/runtime.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/training_plan.h"
 #include "ranks/communicator.h"
 #include "ranks/together.h"

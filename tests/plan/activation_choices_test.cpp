@@ -8,6 +8,7 @@
 
 #include "model/parameters.h"
 #include "plan/gpu_rates.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/placement/unit_work.h"
 #include "plan/preset_specs.h"
 #include "plan/small_llama.h"

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "plan/gpu_rates.h"
+#include "plan/placement/placement.h"
 #include "support/errors.h"
 
 namespace so::test {

@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "ops/runtime.h"
 #include "plan/machine/measure.h"
-#include "plan/training_plan.h"
 
 namespace so::test {
 namespace {

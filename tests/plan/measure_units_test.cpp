@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "model/parameters.h"
+#include "options/run_request.h"
 #include "plan/gpu_rates.h"
 #include "plan/small_llama.h"
 #include "plan/training_plan.h"

@@ -12,6 +12,7 @@
 #include "options/train_options.h"
 #include "plan/gpu_rates.h"
 #include "plan/machine/hardware.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/placement/unit_work.h"
 #include "plan/plan_question.h"
 #include "plan/preset_specs.h"

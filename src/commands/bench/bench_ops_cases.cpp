@@ -8,6 +8,7 @@
 #include "commands/bench/random_model.h"
 #include "model/flops.h"
 #include "model/rope.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/training_plan.h"
 
 namespace so {

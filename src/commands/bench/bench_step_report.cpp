@@ -10,6 +10,7 @@
 #include "base/result_line.h"
 #include "offload/engine_report.h"
 #include "plan/machine/hardware.h"
+#include "plan/memory/activation_memory.h"
 
 namespace so {
 namespace {

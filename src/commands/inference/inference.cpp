@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/sequence_slice.h"
 #include "offload/sequence_group.h"
+#include "plan/memory/activation_memory.h"
 #include "plan/memory/memory_plan.h"
 #include "plan/training_plan.h"
 #include "ranks/communicator.h"

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/quantities.h"
+#include "ops/runtime.h"
 #include "plan/machine/measure.h"
 
 namespace so {

@@ -10,10 +10,11 @@
 #include "base/host_memory.h"
 #include "base/number_formats.h"
 #include "device/backend.h"
-#include "ops/runtime.h"
 #include "plan/machine/rates.h"
 
 namespace so {
+
+class Runtime;
 
 // What the seconds that a plan counts for a unit of a model, forward and backward, have to be multiplied by.
 struct UnitFactor {

@@ -16,6 +16,8 @@
 #include "offload/schedule/placement.h"
 #include "offload/schedule/unit_places.h"
 #include "offload/sequence_group.h"
+#include "plan/machine/planning_machine.h"
+#include "plan/memory/training_shape.h"
 #include "ranks/communicator.h"
 #include "ranks/shard_map.h"
 

@@ -7,14 +7,17 @@
 #include <optional>
 #include <vector>
 
-#include "device/backend.h"
-#include "model/spec.h"
-#include "offload/engine_settings.h"
-#include "plan/machine/planning_machine.h"
+#include "base/dtype.h"
 #include "plan/memory/memory_plan.h"
-#include "plan/memory/training_shape.h"
 
 namespace so {
+
+class ParameterLayout;
+struct DecoderSpec;
+struct EngineSettings;
+struct NumberFormats;
+struct PlanningMachine;
+struct TrainingShape;
 
 // Where the weights come from, which decides about what their loading takes.
 enum class WeightOrigin : std::uint8_t { files, random };

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "model/model_on_device.h"
-
 namespace so {
+
+struct ModelShape;
 
 struct TrainingShape {
   std::int64_t micro_batch_tokens = 0;                   // no micro-batch has more

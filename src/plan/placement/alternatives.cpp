@@ -11,6 +11,7 @@
 #include "base/host_memory.h"
 #include "base/quantities.h"
 #include "offload/schedule/placement.h"
+#include "plan/placement/placement.h"
 
 namespace so {
 namespace {

@@ -3,16 +3,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "options/plan_choice.h"
-#include "plan/placement/placement.h"
 
 namespace so {
 
-// One way to go, with all else as the plan has it, but for what a split decides about: the rest is chosen for it.
+struct ChosenPlan;
+struct PlacementInputs;
+
+// One way to go, with the rest as in the plan; for another split the rest is chosen again.
 struct Alternative {
   std::string what;
   bool chosen = false;
@@ -24,7 +27,7 @@ struct Alternative {
   bool fits() const { return device_short == 0 && host_short == 0; }
 };
 
-// Whether there is anything to choose with so many ranks. Several gather weights, and one keeps or streams them.
+// Whether there is anything to choose with `ranks`. Several gather weights, and one keeps or streams them.
 bool is_open(PlanChoice choice, int ranks);
 
 // A few of the ways that there are, in order of their size, the chosen one among them. `describe_keep` names an index
