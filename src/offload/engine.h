@@ -123,8 +123,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   double gradient_norm(Stream& compute);
   // The same, but returns the statistics behind it, by parameter; zero for those without an update.
   std::vector<GradStats> gradient_statistics(Stream& compute);
-  // After the last micro-batch has been enqueued on `compute`: waits for its gradients, takes the verdict, and has it
-  // carried out. Updates, and weights on their way to the device, may still run on return: require_weights(),
+  // After the last micro-batch has been enqueued on `compute`: waits for its gradients, takes the verdict, and sees
+  // it carried out. Updates, and weights on their way to the device, may still run on return: require_weights(),
   // require_gradients() and read_state() wait for what they need. After an error, of the device's work or the host's,
   // no step can be finished: what waits for a host-owned bucket throws the first one.
   // `of_all`: if the caller's model is spread over several engines of one rank each, the statistics of all their

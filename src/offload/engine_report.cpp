@@ -9,8 +9,7 @@
 namespace so {
 namespace {
 
-// Every counter. What a difference subtracts is what stands here, and a counter that does not stand here is a counter
-// of which the sizes below know.
+// All counters that since() subtracts. The static_asserts fail if one is missing.
 constexpr std::tuple host_counters{&HostCounters::speculated,
                                    &HostCounters::previewed,
                                    &HostCounters::committed_ahead,

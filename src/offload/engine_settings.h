@@ -15,7 +15,7 @@ namespace so {
 
 // What a program that owns the weights, and calls the engine as its own passes come, asks beside.
 struct Caller {
-  // By parameter, where its weights lie in memory of the caller's, which outlives the engine (ResidencyKind::callers);
+  // Where each parameter's weights lie in the caller's memory, which outlives the engine (ResidencyKind::callers);
   // empty: in the engine's own. They go with one rank, without frozen parameters. Those of device-owned units begin at
   // multiples of 16 bytes, and the device writes them there. Master weights are to be written, and uploaded, before the
   // first step.

@@ -38,7 +38,7 @@ class Exchange {
   virtual void count(std::span<const Bucket> buckets, std::span<const int> updated, Stream& sums) = 0;
   // Work that follows on `model` comes after all reductions, and after that statistics() holds.
   virtual void send_statistics(Stream& model) = 0;
-  // By parameter, of this rank's slices. Unspecified of parameters that were not counted in this step.
+  // Those of each parameter, of this rank's slices. Unspecified of parameters that were not counted in this step.
   virtual std::vector<GradStats> statistics() const = 0;
 
   // ---- Weights ----

@@ -127,8 +127,8 @@ class HostOptimizer {
 
   // Their seconds add up to the time that has passed until `at`, which is during the call.
   HostCounters counters(HostClock::Clock::time_point& at) const;
-  // Seconds an element takes: the mean of a step, from a call of begin_step() to the next; 0 before the first. What is
-  // not AdamW's is 0.
+  // Seconds an element takes: the mean of a step, from a call of begin_step() to the next; 0 before the first, and for
+  // all but AdamW.
   StepTimes times() const;
 
  private:

@@ -41,7 +41,7 @@ class PassTimes {
   // The last micro-batch begins.
   void begin_last() { first_ = true; }
   // Its gradient of the unit is complete on `stream`. Returns the event that the caller is to record where the host may
-  // have it, not before.
+  // take the gradient, not before.
   Event& land(int unit, Stream& stream);
   // All of its gradients, and their statistics, are on the host when this is reached.
   Event& complete() { return *complete_; }

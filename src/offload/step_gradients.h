@@ -42,7 +42,7 @@ class StepGradients {
   const ParameterLayout& layout_;
   std::vector<std::unique_ptr<GradientResidency>> kinds_;
   std::vector<GradientResidency*> by_unit_;
-  // By parameter: what it has is of this step; where micro-batches do not add up, of this micro-batch.
+  // Of each parameter, whether its gradient is of this step; where micro-batches do not add up, of this micro-batch.
   std::vector<bool> written_;
 };
 

@@ -24,7 +24,7 @@ class UpdateChooser {
 
   // The host-owned unit is a late one (HostSchedule::set_late()).
   void set_late(int unit);
-  // Chooses for a step of so many micro-batches. Takes milliseconds.
+  // Chooses for a step of `micro_batches`. Takes milliseconds.
   UpdateChoice choose(std::int64_t micro_batches);
   // PassTimes has measured a step.
   void measured(bool clipped_or_skipped);
@@ -36,7 +36,7 @@ class UpdateChooser {
   const HostOptimizer& host_;
   PassTimes& passes_;
   const std::unique_ptr<UpdatePolicy> policy_;
-  // By host-owned bucket: the unit in which it begins; UpdateFacts::streamed; whether it is late, empty: none is.
+  // Of each host-owned bucket: the unit in which it begins; UpdateFacts::streamed; whether it is late, empty: none is.
   std::vector<int> unit_of_;
   std::vector<std::int64_t> streamed_;
   std::vector<std::uint8_t> late_;

@@ -13,8 +13,7 @@ namespace so {
 
 class DataShape {
  public:
-  // `options` as the run has them; `max_steps`, or so many `epochs`. The datasets must outlive it; `evaluation` may
-  // be null.
+  // The run's `options`; its `max_steps`, or else its `epochs`. The datasets must outlive it; `evaluation` may be null.
   DataShape(const Documents& data, const Documents* evaluation, const BatchOptions& options,
             std::optional<std::int64_t> max_steps, double epochs);
 

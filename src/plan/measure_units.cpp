@@ -97,8 +97,8 @@ class TimedUnits final : public WeightSource, public GradientSink {
   int passed_ = 0;                                          // units whose forward pass has ended
 };
 
-// Passes over the sample for so long that the chip comes to the clock that it keeps. By unit, the median of the later
-// half of them.
+// Passes over the sample until the chip has come to the clock that it keeps. Returns, by unit, the median of the later
+// half of the passes.
 std::vector<UnitFactor> run_passes(TimedUnits& units, ModelOnDevice& model, Stream& stream, const MicroBatch& batch) {
   using Clock = std::chrono::steady_clock;
   constexpr double enough = 0.7;
@@ -128,7 +128,7 @@ std::vector<UnitFactor> run_passes(TimedUnits& units, ModelOnDevice& model, Stre
   return seconds;
 }
 
-// By unit of the sample, or none where it does not fit.
+// Returns the factors by unit of the sample, or none where it does not fit.
 std::optional<std::vector<UnitFactor>> measure_sample(const PlanningMachine& machine, Runtime& runtime,
                                                       const DecoderSpec& spec, const NumberFormats& formats,
                                                       const std::vector<std::int32_t>& documents, bool any_order) {

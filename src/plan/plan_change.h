@@ -36,7 +36,7 @@ inline constexpr std::size_t sold_memory[]{16 * gigabyte,   32 * gigabyte,   48 
                                            96 * gigabyte,   128 * gigabyte,  192 * gigabyte,  256 * gigabyte,
                                            384 * gigabyte,  512 * gigabyte,  768 * gigabyte,  1024 * gigabyte,
                                            1536 * gigabyte, 2048 * gigabyte, 3072 * gigabyte, 4096 * gigabyte};
-// The smallest of them with so many bytes; none if there is none.
+// The smallest of them that has `bytes`; none if all are smaller.
 std::optional<std::size_t> sold_for(std::size_t bytes);
 // Whole gigabytes: "128GB".
 std::string memory_text(std::size_t bytes);

@@ -29,7 +29,7 @@ class MemoryMeter {
   std::size_t device_bytes() const;
   std::size_t pinned_bytes() const;  // by the ledger
   std::size_t host_bytes() const;    // the most that was resident of this process, ever
-  // By the ledger, by name: the most bytes each held at once. Without names that held no more than they did before.
+  // The most bytes that each name of the ledger held at once. Without names that held no more than they did before.
   std::map<std::string, std::size_t> by_name(MemoryKind kind) const;
 
  private:

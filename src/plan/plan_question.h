@@ -15,7 +15,7 @@ namespace so {
 
 // A request, or a changed one that might be made instead.
 struct PlanKnobs : RunRequest {
-  MemoryCaps memory;                       // what the run may have, whether or not the machine has it; none: as it is
+  MemoryCaps memory;                       // what the run may have, even beyond the machine's own; none: as it is
   std::optional<std::string> freeze = {};  // patterns, for a model of which nothing is frozen; none: as its layout says
 };
 

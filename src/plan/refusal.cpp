@@ -316,7 +316,7 @@ class Search {
     return std::min(static_cast<std::size_t>(parse_bytes(value).value()), most);
   }
 
-  // The embedding and the fewest of the first layers that need not be trained, at most so many. Returns how many.
+  // Freezes the embedding and the fewest of the first layers that is enough, at most `most`. Returns how many.
   std::optional<std::int64_t> freeze(const PlanKnobs& from, const Options& before, std::int64_t most) {
     if (most < 0 || !allowed("freeze")) return std::nullopt;
     const auto with = [&](std::int64_t frozen) {

@@ -26,8 +26,8 @@ class GradientResidency {
   // The micro-batch's gradient is written on `stream`. Returns the stream on which what the step has of it so far is
   // complete: after the `last` micro-batch, of all ranks.
   virtual Stream& complete(int, bool last, Stream& stream) = 0;
-  // It may leave its place, once what is on `stream` has run, which complete() has returned; after the last micro-batch
-  // once its owner has it, which has been told (HostOptimizer::landed()).
+  // It may leave its place, once the work on `stream` has run, which complete() has returned; after the last
+  // micro-batch once its owner, which has been told of it (HostOptimizer::landed()), has taken it.
   virtual void leave(int, bool last, Stream& stream) { static_cast<void>(last), static_cast<void>(stream); }
   // Forgets what the step's micro-batches have written.
   virtual void drop() {}

@@ -20,7 +20,7 @@ namespace so {
 
 class MasterCopies {
  public:
-  // For units of at most so many elements. Device memory for two pieces, booked as "masters on their way".
+  // Each unit has at most `elements`. Device memory for two pieces, booked as "masters on their way".
   static constexpr std::size_t slots = 2;
   static constexpr std::int64_t pieces = 4;  // of the largest unit
   static constexpr std::size_t device_bytes(std::int64_t elements) {

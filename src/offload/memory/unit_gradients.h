@@ -35,7 +35,7 @@ class UnitGradients {
   // Where the model writes them.
   const UnitArray& places() const { return places_; }
   DType dtype() const { return places_.dtype(); }
-  // What the gradient that is used for the update is in.
+  // The format of the gradient that is used for the update.
   DType own_dtype() const { return own_dtype_; }
   // The gradient that is used for the update, from an element of this rank's slices on; the rest of the bucket's slice
   // lies behind.

@@ -31,8 +31,8 @@ class WeightResidency {
   // Brings units that come next in the pass, where that is possible without waiting. After each require() and
   // release().
   virtual void prefetch(const PassOrder&) {}
-  // What prefetch() has decided to bring and could not bring yet is brought. May wait. Before the weights of any other
-  // unit are gathered.
+  // Brings what prefetch() has decided on and could not bring yet. May wait. Before the weights of any other unit are
+  // gathered.
   virtual void finish_prefetch() {}
 
   // Loading: weights of elements `part`, which lie in one unit, are these, in host memory; null if they come with their

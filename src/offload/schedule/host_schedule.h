@@ -8,10 +8,10 @@
 //      bucket first, and late ones (set_late()) behind the others
 //   2. adopting the rest, then state that must follow weights sent earlier; highest bucket first, whose next
 //      gradient comes first
-//   3. ahead of the verdict, buckets whose gradients are complete, as the step's UpdateChoice has it
+//   3. ahead of the verdict, buckets whose gradients are complete, as the step's UpdateChoice says
 //
-// Both take from these, the one that is free first. What needs no update is the host's alone: adopting and putting
-// back.
+// Both take from these, the one that is free first. Adopting and putting back, which need no update, are the host's
+// alone.
 //
 // One thread at a time; the caller locks.
 #pragma once

@@ -1,7 +1,6 @@
-// Where in a step's passes the device comes to each unit. A policy goes by it (update_policy.h): in the engine as the
-// device's clock has it (offload/pass_times.h), in a simulation as it was played. Elements say less: an embedding has
-// many and takes no time, a token uses few of many experts, and what is measured as the forward pass ends with the
-// head's gradient.
+// Where in a step's passes the device comes to each unit, for a policy (update_policy.h): in the engine as the device's
+// clock measures it (offload/pass_times.h), in a simulation as it was played. Elements say less: an embedding has many
+// and takes no time, a token uses few of many experts, and the forward pass is measured up to the head's gradient.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +10,12 @@
 namespace so {
 
 struct PassShares {
-  // By unit: the share of the first micro-batch's forward pass that comes before its weights are needed. That pass ends
-  // where the backward pass's first gradient is complete. `never`: that pass does not need them.
+  // For each unit the share of the first micro-batch's forward pass that comes before its weights are needed. That pass
+  // ends where the backward pass's first gradient is complete. `never`: that pass does not need them.
   static constexpr double never = 2;
   std::vector<double> needed;
-  // By unit: the share of the last micro-batch's backward pass, from the first gradient on, that is left when its own
-  // is complete.
+  // For each unit the share of the last micro-batch's backward pass, from the first gradient on, that is left when its
+  // own is complete.
   std::vector<double> left;
 
   // Until anything is known: by the units' elements.

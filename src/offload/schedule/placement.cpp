@@ -16,7 +16,7 @@ std::vector<int> units_that_may(int units, int device_units) {
   return may;
 }
 
-// By unit, whether it is one of `count` of those that need not stay, from the first that the device does not own on.
+// Marks `count` of the units that need not stay, from the first that the device does not own on.
 std::vector<bool> spread(int units, int device_units, int count) {
   const std::vector<int> may = units_that_may(units, device_units);
   const auto most = static_cast<int>(may.size());

@@ -98,9 +98,10 @@ std::vector<Trained> trained_units(const ParameterLayout& layout);
 // What a search varies and options speak of: numbers of units, which make_rows() expands. Nobody else counts.
 struct Counts {
   int device_units = 0;  // units before this one belong to the device, the others to the host
-  // Of host-owned units, so many stream, spread evenly, so that the link has the time of the units between for each.
+  // How many of the host-owned units stream, spread evenly, so that the link has the time of the units between for
+  // each.
   int streamed_units = 0;
-  // With several ranks, of units of either owner, so many are gathered, spread evenly: a gather may begin when the
+  // With several ranks, how many units of either owner are gathered, spread evenly: a gather may begin when the
   // gathered unit before is in use, so it has the time of the units between for itself. None stream then.
   int gathered_units = 0;
   // Weights of device-owned units are made of masters, which takes time and saves device memory; with several ranks of
@@ -133,14 +134,14 @@ double host_share(const ParameterLayout& layout, int device_units);
 // The fewest device-owned units for which the host's share is at most `ratio`, in [0, 1].
 int device_units_for_ratio(const ParameterLayout& layout, double ratio);
 
-// Units whose weights stream or are gathered take turns in so many places of device memory: while one is worked with,
-// the next arrives.
+// The places of device memory in which units whose weights stream or are gathered take turns: while the device works
+// with one, the next arrives.
 inline constexpr int stream_places = 2, gather_places = 2;
-// Gradients that leave their place before the step is decided take turns in so many: those that move, and those that
-// are in slices.
+// The places in which gradients take turns that leave theirs before the step is decided: those that move, and those
+// that are in slices.
 inline constexpr int gradient_slots = 2;
-// With several ranks a gradient that moves leaves from this rank's slices of it, which take turns in so many places:
-// more than two, since a slice in fp32 may leave more slowly than the next backward passes come.
+// With several ranks a gradient that moves leaves from this rank's slices of it. They take turns in more places than
+// two, since a slice in fp32 may leave more slowly than the next backward passes come.
 inline constexpr int slice_slots = 4;
 
 // Which place each unit takes in turn with others; -1: one of its own.

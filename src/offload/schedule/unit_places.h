@@ -1,5 +1,5 @@
-// Memory in which most units have a place of their own and some take turns in one, where what one of them has lasts
-// until the next one comes.
+// Memory in which most units have a place of their own and some take turns in one: the values of one unit last until
+// the next one comes.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,7 @@
 
 namespace so {
 
-// By unit: the place that it takes in turn with the others of `units`, of so many; -1 of units that are not among them,
-// and have their own.
+// The place of each unit: those of `units` take `places` in turn; the others have places of their own, -1.
 std::vector<int> in_turn(const std::vector<bool>& units, int places);
 
 struct UnitPlaces {

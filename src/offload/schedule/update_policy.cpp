@@ -29,9 +29,9 @@ class SynchronousPolicy final : public UpdatePolicy {
   }
 };
 
-// This says what becomes of the buckets, from the top: so many are speculated as their gradients come, so many left, so
-// many speculated as there are places then, and of the others the lowest previewed. While the host is busy with the
-// first, the gradients of those that are left come, so it does not wait for what follows.
+// The buckets in bands, from the top: `top` are speculated as their gradients come, `left` are left, as many as then
+// have places are speculated, and of the others the lowest are previewed. While the host is busy with the first band,
+// the gradients of the second come, so it does not wait for the third.
 struct Bands {
   std::size_t top = 0, left = 0, previews = 0;
   auto operator<=>(const Bands&) const = default;

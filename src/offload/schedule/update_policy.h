@@ -23,7 +23,7 @@ namespace so {
 enum class Ahead : std::uint8_t { leave, speculate, preview };
 enum class After : std::uint8_t { in_place, weights_first };
 
-// By host-owned bucket, lowest first. A bucket that is to be speculated when no place is spare is left.
+// For each host-owned bucket, lowest first. A bucket that is to be speculated when no place is spare is left.
 struct UpdateChoice {
   std::vector<Ahead> ahead;
   std::vector<After> after;  // of those left, if the step stands as it was

@@ -147,7 +147,7 @@ void check_sources(const ordered_json& file, const std::string& origin, const st
   for (const auto& [key, value] : file["sources"].items()) sources.text(key.c_str());
 }
 
-// Of any table, whether or not the file has it.
+// Of any table, also of one that the file lacks.
 std::vector<std::string> read_measured(const ordered_json& file, const std::string& origin,
                                        const std::string& prefix = {}) {
   std::vector<std::string_view> known = constants_of(file);

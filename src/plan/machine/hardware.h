@@ -30,8 +30,8 @@ struct SharedHost {
   std::vector<std::string> measured;  // the keys of the constants that are not from data sheets or assumed
 };
 
-// Other values that some of a profile's rates may have, where sources differ: "AdamW at 224 GB/s". By their names in
-// files.
+// Other values that some of a profile's rates may have, where sources differ: "AdamW at 224 GB/s". Rates are named as
+// in files.
 struct OtherRates {
   std::string what, source;
   std::vector<std::pair<std::string, double>> rates;
@@ -41,9 +41,9 @@ struct OtherRates {
 struct Interconnect {
   double peer = 0;                // bytes/s that a GPU receives from another of its host
   double network = 0;             // bytes/s that a GPU receives from another host; 0: not known
-  double collective_seconds = 0;  // a collective's latency: this, and for each step of a ring through all GPUs
-  double peer_seconds = 0;        // so much within a host,
-  double network_seconds = 0;     // so much from host to host
+  double collective_seconds = 0;  // a collective's latency, without the steps of a ring through all GPUs
+  double peer_seconds = 0;        // the latency of a step within a host
+  double network_seconds = 0;     // and of one from host to host
 };
 
 // One GPU and its share of the host.

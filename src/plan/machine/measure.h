@@ -16,9 +16,9 @@ namespace so {
 // The middle one, of an even number the larger of the two. At least one.
 double median(std::vector<double> values);
 
-// Seconds that one call's work takes on the stream: the median of `rounds` rounds, each of so many calls between two
-// synchronisations that it lasts `round_seconds` or more. `enqueue` is given the number of the call, for going round
-// several buffers. The first calls, which choose algorithms and warm up, do not count.
+// Seconds that one call's work takes on the stream: the median of `rounds` rounds. A round makes enough calls between
+// two synchronisations to last `round_seconds`. `enqueue` is given the number of the call, for going round several
+// buffers. The first calls, which choose algorithms and warm up, do not count.
 double seconds_per_call(Stream& stream, const std::function<void(std::int64_t)>& enqueue, double round_seconds = 0.02,
                         int rounds = 5);
 

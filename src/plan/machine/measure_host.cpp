@@ -127,7 +127,7 @@ class CopiesBeside {
   // `rate`: bytes/s. Both memories are taken in turn from their beginning, and are whole parts.
   CopiesBeside(Device& device, const Buffer& to, const Buffer& from, double rate)
       : device_(device), stream_(device.create_stream("measure copies")), to_(to), from_(from), rate_(rate) {}
-  // Sees to it that enough of them are enqueued for so many seconds.
+  // Sees to it that enough of them are enqueued for these seconds.
   void keep_busy(double seconds) {
     const auto enough = static_cast<std::size_t>(std::ceil(seconds * rate_ / static_cast<double>(part)));
     for (bytes_done(); ends_.size() - done_ < enough;) {

@@ -11,9 +11,9 @@
 
 namespace so {
 
-// Bytes/s, in the engine's own way: bucket after bucket, each other one updated in place and the rest beside what they
-// read, over so much memory that neither a cache holds a part that matters nor where its pages happen to lie decides:
-// between parts of 1.5 GB, of a virtual machine's memory that had been in use before, 40% were seen.
+// Bytes/s, measured in the engine's own way: bucket after bucket, every other one updated in place and the rest beside
+// the state they read. The memory is large, so that neither caches nor the places of its pages decide: parts of 1.5 GB
+// of a virtual machine's memory that had been in use before differed by 40%.
 struct HostRates {
   double adamw = 0;       // gradients and weights in bf16
   double adamw_wide = 0;  // in fp32

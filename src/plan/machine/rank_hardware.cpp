@@ -9,7 +9,7 @@
 namespace so {
 namespace {
 
-// The smallest host with so many GPUs that the profile has; null if none is large enough.
+// The profile's smallest host with at least `gpus` GPUs; null if none is large enough.
 const SharedHost* host_with(const HardwareProfile& profile, int gpus) {
   const auto found = std::find_if(profile.hosts.begin(), profile.hosts.end(),
                                   [&](const SharedHost& host) { return host.gpus >= gpus; });
@@ -53,7 +53,7 @@ RankHosts rank_hosts(const HardwareProfile& profile, const std::string& name, in
     fail("--gpus_per_host {}: the hardware file of {} says what up to {} GPUs of one host share (hosts)", all.per_host,
          name, most);
   if (ranks % all.per_host != 0)
-    fail("--gpus {}: no number of hosts with {} GPUs each has so many; say with --gpus_per_host how many a host has",
+    fail("--gpus {}: that is no whole number of hosts with {} GPUs each; say with --gpus_per_host how many a host has",
          ranks, all.per_host);
   if (all.hosts() > 1 && profile.between_gpus.network == 0)
     missing("between_gpus.network", "how fast GPUs of several hosts reach each other");

@@ -73,7 +73,7 @@ CollectiveRates measure_collectives(Device& device, Communicator& ranks, Collect
   const auto begin = device.create_event(Timing::on), end = device.create_event(Timing::on);
   stream->zero(memory.data(), bytes);
   ranks.barrier();
-  // One of each kind, with so many elements of a slice.
+  // One of each kind, with slices of `elements`.
   const auto seconds = [&](std::int64_t elements) {
     const std::vector<std::int64_t> counts(static_cast<std::size_t>(size), elements);
     const std::vector<std::int64_t> lengths(counts.size(), elements * static_cast<std::int64_t>(sizeof(float)));

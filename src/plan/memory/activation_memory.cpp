@@ -19,7 +19,7 @@ constexpr std::array usual_levels{Keep::all, Keep::light, Keep::no_gate_up, Keep
 constexpr std::array long_levels{Keep::light, Keep::no_gate_up, Keep::attention, Keep::input, Keep::host};
 constexpr int levels = usual_levels.size() - 1;  // steps between them
 
-// One layer of so many keeps its input, in the choices in which not all of them do.
+// One layer of this many keeps its input, in the choices in which not all of them do.
 constexpr std::array<std::int64_t, 3> spacings{2, 4, 8};
 
 // The first `changed` layers keep `less`, the others `more`.

@@ -25,8 +25,8 @@ class ActivationSizer {
 
   // The high-water mark of a training step, an evaluation or a sample, whichever is most.
   std::size_t bytes(const DecoderSettings& settings);
-  // That of a training step's pass over a smaller batch, of so many tokens and with such a longest document, in the
-  // same run: never more.
+  // That of a training step's pass over a smaller batch with these tokens and this longest document, in the same run:
+  // never more.
   std::size_t bytes_of_batch(const DecoderSettings& settings, std::int64_t tokens, std::int64_t longest_document);
   // Beside them, of the device's own memory: tables of what layers keep on the host.
   std::size_t page_tables(const DecoderSettings& settings) const;
@@ -59,8 +59,8 @@ struct ActivationChoice {
   std::int64_t tile_rows = 0;  // DecoderSettings::tile_rows
   bool operator==(const ActivationChoice&) const = default;
 };
-// The choices for micro-batches of so many tokens, cheapest first: keep_choice()'s. Where there are many tokens, what a
-// layer computes takes more memory than layers' inputs, and attention more time than all else. Then layers that do not
+// The choices for micro-batches of `tokens`, cheapest first: keep_choice()'s. Where there are many tokens, what a layer
+// computes takes more memory than layers' inputs, and attention more time than all else. Then layers that do not
 // keep gate and up are in tiles, which cost a hundredth of their products, and give up attention's outputs last of all
 // but their inputs. At the end are keep_every() second, fourth and eighth layer: those between run forward twice.
 std::vector<ActivationChoice> activation_choices(std::int64_t layers, const Backend& backend,
@@ -71,7 +71,7 @@ inline constexpr std::int64_t plan_tile_rows = 16384;
 std::size_t kept_host_bytes(const DecoderSpec& spec, DType activations, const TrainingShape& shape,
                             const std::vector<Keep>& keep);
 
-// Activations may take so much at most. The device's share includes page tables.
+// The memory that activations may take. The device's share includes page tables.
 struct ActivationBudget {
   std::size_t device = 0, host = 0;
 };

@@ -1,4 +1,4 @@
-// The memory of each kind that a run will need, found by a dry run of the real code, and whether the machine has it.
+// The memory of each kind that a run will need, found by a dry run of the real code, and whether it fits the machine.
 #pragma once
 
 #include <cstddef>

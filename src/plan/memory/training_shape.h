@@ -23,7 +23,7 @@ struct TrainingShape {
 
 // The tokens of a micro-batch that a rank has, at most.
 std::int64_t slice_tokens(const TrainingShape& shape);
-// A batch of so many tokens as the ranks that split it have it: no slice is without one.
+// `tokens`, or as many as there are ranks that split a batch if these are more.
 std::int64_t filled(std::int64_t tokens, const TrainingShape& shape);
 // The tokens of a batch of any kind, all slices together, at most.
 std::int64_t most_batch_tokens(const TrainingShape& shape);

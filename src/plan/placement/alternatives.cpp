@@ -68,7 +68,7 @@ Alternative play_with(const PlacementInputs& in, std::string what, Choice choice
 
 // The planner's choice for a split; if nothing fits, the plan's but for what cannot be.
 Alternative best_of_split(const PlacementInputs& in, const ChosenPlan& plan, std::string what, int device_units) {
-  // By first steps: it is one of a list.
+  // Its first steps decide, which is enough for one line of a list.
   if (const auto best = so::best_of_split(in, device_units, plan.considered, {.settled = 1}))
     return play(in, std::move(what), *best);
   Choice choice = plan;

@@ -1,4 +1,4 @@
-// By what one placement is preferred to another: the planner's margins, each with what it rests on.
+// How one placement is preferred to another: the planner's margins, each with its evidence.
 #pragma once
 
 #include <array>
@@ -17,12 +17,12 @@ struct Judge {
   // Scores within this part of each other count as equal, and the most on the device is taken: whether an update stays
   // hidden on the host depends on more than was measured.
   double equal_share = 0.001;
-  // What costs something that is not simulated has to gain more than this part of a step for each such cost. Pinning
-  // all state takes seconds when a run begins; masters and sums of gradients that travel in every micro-batch make the
-  // step depend on the link.
+  // A choice has to gain more than this part of a step for each of its costs that is not simulated. Pinning all state
+  // takes seconds when a run begins; masters and sums of gradients that travel in every micro-batch make the step
+  // depend on the link.
   double worth_it = 0.005;
-  // So many steps of a placement are played on the slowest of the hosts, where placements differ the most, and so many
-  // of the best then on all until their steps repeat.
+  // `first_steps` of each placement are played on the slowest of the hosts, where placements differ the most. Then the
+  // best, as many as `settled`, are played on all hosts until their steps repeat.
   int first_steps = 3;
   std::size_t settled = 3;
 

@@ -23,7 +23,7 @@ struct ChosenPlan : Choice {
   std::vector<Candidate> considered;
 };
 
-// That nothing fits: what is short and by how much, what helps, and of the splits that come nearest one.
+// Says that nothing fits: which memory is short and by how much, what helps, and the splits that come nearest.
 class NothingFits : public Error {
  public:
   NothingFits(std::string what_is_short, const std::string& what_helps, const Choice& comes_near)

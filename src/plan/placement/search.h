@@ -15,14 +15,14 @@ namespace so {
 struct Candidate {
   Choice choice;  // the layers keep the most that fits
   bool fits = false;
-  // By how much the least that layers can keep does not fit the device, and the state the host.
+  // How much the device lacks for the least that layers can keep, and the host for the state.
   std::size_t device_short = std::numeric_limits<std::size_t>::max(), host_short = 0;
   double least = 0;             // Judge::least_score()
   std::optional<double> first;  // Judge::first_score(), if it could be the best
   std::optional<double> score;  // if it was one of the best by that
 };
 
-// Appends all choices with a split, what is kept the most first.
+// Appends all choices with a split, those first that keep the most.
 void add_candidates(const PlacementInputs& inputs, int device_units, const Judge& judge, std::vector<Candidate>& all);
 
 // Returns the best of those that fit; null if none does. Of equal ones, the one with the most on the device.

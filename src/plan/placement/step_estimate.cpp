@@ -18,7 +18,7 @@ std::int64_t buckets_of(std::int64_t elements, std::int64_t bucket) { return (el
 // The part of `elements` that the first rank owns, but for what slices are aligned to.
 std::int64_t own_part(const PlacementInputs& in, std::int64_t elements) { return (elements + in.ranks - 1) / in.ranks; }
 
-// The seconds that so many calls take, in which `element_bytes` travel for each of all elements.
+// The seconds of `calls` collectives in which `element_bytes` travel for each of all elements.
 double collective_seconds(const PlacementInputs& in, std::int64_t calls, std::int64_t elements, double element_bytes) {
   if (in.ranks == 1) return 0;
   const double received = static_cast<double>(elements) * element_bytes * (1 - 1.0 / in.ranks);

@@ -61,7 +61,7 @@ struct StepEstimate {
 // Keeps the steps that were simulated: no run is simulated twice, and none further than asked for.
 class KnownSteps {
  public:
-  // Returns the seconds of the last of so many first steps, or of more if more have been simulated already.
+  // Returns the seconds of step number `steps`, or of a later one if more have been simulated already.
   double seconds_after(const SimulatedRun& run, int steps);
   // Plays steps until they repeat.
   const StepEstimate& estimate(const SimulatedRun& run);
@@ -94,14 +94,14 @@ struct PlacementInputs {
   std::function<std::size_t(std::int64_t keep)> activation_host_bytes;  // on the host; empty: none
   std::size_t kept_on_host(std::int64_t keep) const { return activation_host_bytes ? activation_host_bytes(keep) : 0; }
   std::function<StateMemory(const Choice&)> memory;  // without activations and places
-  // Where weights and gradients may be that need not be whole on the device, what is kept the most first; numbers of
-  // units are the search's.
+  // Where weights and gradients may be that need not be whole on the device, those first that keep the most there; the
+  // search varies the numbers of units.
   std::vector<Counts> residencies = {{}};
   Toggle over_link = Toggle::off;     // automatic: to be chosen
-  int most_streamed = 0;              // each of them also with weights of so many host-owned units streamed, at most
-  bool forced_stream = false;         // so many exactly, or as many as may
-  int most_gathered = 0;              // with several ranks, each of them also with so many units gathered, at most
-  bool forced_gather = false;         // so many exactly, or as many as may
+  int most_streamed = 0;              // host-owned units whose weights may stream, with each of these residencies
+  bool forced_stream = false;         // most_streamed do, or all that may
+  int most_gathered = 0;              // with several ranks, units that may be gathered, with each of them
+  bool forced_gather = false;         // most_gathered are, or all that may
   std::size_t spare_place_bytes = 0;  // of host memory, for one bucket
   std::size_t spare_table_bytes = 0;  // of the device's memory, for one that is pinned: its page tables
   bool one_memory = false;  // the device's is the host's: StateMemory::host_bytes and kept_on_host() are of both
@@ -142,7 +142,7 @@ double host_elements(const SimulatedRun& run);
 // A bound that no schedule beats: the seconds of the busiest of those that work at once.
 double least_seconds(const SimulatedRun& run);
 
-// The same run on a host whose AdamW and memory have so much of their rates.
+// The same run on a host whose AdamW and memory have this part of their rates.
 SimulatedRun with_host_rates(SimulatedRun run, double part);
 
 // Ranks a plan by its estimate, lower is better: the seconds of a step without the device's own update. So a parameter

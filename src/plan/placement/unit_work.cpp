@@ -96,7 +96,7 @@ AttentionWork attention_work(const DecoderSpec& spec, const LayerSpec& layer, st
   return {scores / share.forward, 2 * scores / share.backward};
 }
 
-// The exchanges around attention of a layer whose rank has so many tokens, and what packs and unpacks for them.
+// The exchanges around attention of a layer of which a rank has `tokens`, and the packing and unpacking for them.
 void add_exchanges(const DecoderSpec& spec, double tokens, double size, int sequence, bool backward, UnitWork& unit) {
   if (sequence == 1) return;
   const RankHeads heads = rank_heads(spec, 0, sequence);

@@ -56,7 +56,7 @@ double product_share(const DecoderSpec& spec, DType activations, const Efficienc
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, const Efficiencies& reached);
 
 // Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it;
-// with tile_rows > 0, and of adding up what tiles of so many tokens give to the weights' gradients.
+// with tile_rows > 0, also of adding up the tiles' parts of the weights' gradients.
 Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std::span<const std::int32_t> cu_seqlens,
                             DType activations, const Efficiencies& reached, std::span<const UnitBackward> backward = {},
                             std::int64_t tile_rows = 0, int sequence = 1);

@@ -16,7 +16,7 @@ struct DeviceOp {
   int use = -1;            // of streamed weights: index of DeviceProgram::uses
   bool first = false;      // of the first micro-batch
   bool last = false;       // of the last
-  std::int64_t times = 0;  // not 0: so many micro-batches like the one before, at once
+  std::int64_t times = 0;  // not 0: the micro-batch before is played this often more, at once
   int gather = -1;         // that must be done: index of DeviceProgram::gathers
 };
 
