@@ -1,5 +1,5 @@
 // The DeepSpeed keys that set no option of ours: what each may say, and why. A key that does is in the row of
-// its option (option_groups.cpp, train_options.cpp), as .deepspeed("key").
+// its option (option_groups.cpp, step_option_groups.cpp, train_options.cpp), as .deepspeed("key").
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -63,7 +63,8 @@ bool reads(std::string_view text, std::string_view member) {
 // its options to.
 std::set<std::string> unread(const Command& command) {
   std::string text = source_of(command);
-  for (const char* file : {"src/options/option_groups.cpp", "src/commands/program/parse.cpp"})
+  for (const char* file :
+       {"src/options/option_groups.cpp", "src/options/step_option_groups.cpp", "src/commands/program/parse.cpp"})
     text += text_of(fs::path(test::source_tree()) / file);
   if (text.find("run_request(options") != std::string::npos)
     text += sources_below({"plan"}) + text_of(fs::path(test::source_tree()) / "src/options/run_request.cpp");
