@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const std::int64_t positions : {std::int64_t{1}, std::numeric_limits<std::int64_t>::max()})
       for (const float frequency : rope_frequencies(spec.rope, positions))
         SO_CHECK(std::isfinite(frequency), "{} for {} positions", frequency, positions);
-    rope_table(spec.rope, 3);
+    rope_table(spec, 3);
   }
   if (spec.layers <= 4) {
     const ParameterLayout layout(make_parameters(spec));

@@ -41,6 +41,12 @@ double dynamic_theta(const RopeSpec& rope, std::int64_t positions) {
   return rope.theta * std::pow(rope.factor * share - (rope.factor - 1), dim / (dim - 2));
 }
 
+// In fp32, as transformers computes it.
+float query_scale(const RopeSpec& rope, std::int64_t position) {
+  return 1 +
+         static_cast<float>(rope.query_growth) * std::log(1 + static_cast<float>(position / rope.original_positions));
+}
+
 }  // namespace
 
 std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t tokens) {
@@ -75,18 +81,26 @@ std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t tokens) {
   return frequencies;
 }
 
-std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions) {
+std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions, RotatedHeads heads) {
   const auto frequencies = rope_frequencies(rope, positions);
-  const auto factor = static_cast<float>(rope.attention_factor);
   const std::size_t half = frequencies.size();
   std::vector<float> table(static_cast<std::size_t>(positions) * 2 * half);
-  for (std::size_t p = 0; p < static_cast<std::size_t>(positions); ++p)
+  for (std::size_t p = 0; p < static_cast<std::size_t>(positions); ++p) {
+    const float scale = heads == RotatedHeads::queries ? query_scale(rope, static_cast<std::int64_t>(p)) : 1.0f;
+    const float factor = static_cast<float>(rope.attention_factor) * scale;
     for (std::size_t i = 0; i < half; ++i) {
       const float angle = static_cast<float>(p) * frequencies[i];
       table[(2 * p) * half + i] = static_cast<float>(std::cos(static_cast<double>(angle))) * factor;
       table[(2 * p + 1) * half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * factor;
     }
+  }
   return table;
+}
+
+std::int64_t rope_table_index(const DecoderSpec& spec, LayerRotation rotation, RotatedHeads heads) {
+  SO_CHECK(rotation != LayerRotation::none, "a layer that does not rotate");
+  if (rotation == LayerRotation::local) return 1;
+  return heads == RotatedHeads::queries && queries_have_own_table(spec) ? rope_tables(spec) - 1 : 0;
 }
 
 RopeRows::RopeRows(const DecoderSpec& spec, std::int64_t positions) : count_(positions) {
@@ -100,16 +114,16 @@ RopeRows::RopeRows(const DecoderSpec& spec, std::int64_t positions) : count_(pos
 
 std::vector<float> rope_table(const DecoderSpec& spec, std::int64_t positions) {
   std::vector<float> table;
-  const auto add = [&](const RopeSpec& rope, std::int64_t tokens) {
-    const std::vector<float> rows = rope_table(rope, tokens);
-    table.insert(table.end(), rows.begin(), rows.end());
-  };
   const std::int64_t shorter = RopeRows(spec, positions).first(positions);
-  for (const RopeSpec* rope : {&spec.rope, spec.local_rope ? &*spec.local_rope : nullptr}) {
-    if (rope == nullptr) continue;
-    if (shorter > 0) add(*rope, shorter);
-    add(*rope, positions);
-  }
+  const auto add = [&](const RopeSpec& rope, RotatedHeads heads) {
+    for (const std::int64_t tokens : {shorter, positions}) {
+      const std::vector<float> rows = rope_table(rope, tokens, heads);
+      table.insert(table.end(), rows.begin(), rows.end());
+    }
+  };
+  add(spec.rope, RotatedHeads::keys);
+  if (spec.local_rope) add(*spec.local_rope, RotatedHeads::keys);
+  if (queries_have_own_table(spec)) add(spec.rope, RotatedHeads::queries);
   return table;
 }
 

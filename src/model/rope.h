@@ -13,9 +13,12 @@ namespace so {
 // more than original_positions tokens: these are a document's of `tokens`.
 std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t tokens);
 
-// [positions, 2, rotary_dim / 2]: cosines, then sines, times the attention factor, for each position of a document of
-// `positions` tokens.
-std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions);
+// Which heads a table turns. Those of queries differ where RopeSpec::query_growth is above 0.
+enum class RotatedHeads : std::uint8_t { keys, queries };
+
+// [positions, 2, rotary_dim / 2]: cosines, then sines, times the attention factor and, for queries, times what grows
+// with the position; for each position of a document of `positions` tokens.
+std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions, RotatedHeads heads = RotatedHeads::keys);
 
 // Which rows of a model's tables a document takes. With longrope that depends on the document's length, so where some
 // may be longer than original_positions, a table has the rows of shorter documents first, and below them those of
@@ -34,9 +37,15 @@ class RopeRows {
   std::int64_t shorter_ = 0;  // rows of documents that are no longer; 0: all have the same rows
 };
 
-// The tables of a model, one below the other: rope, then local_rope where there is one; for documents of up to
-// `positions` tokens. [rope_tables(spec) * RopeRows::count(), 2, rotary_dim / 2].
-inline std::int64_t rope_tables(const DecoderSpec& spec) { return spec.local_rope ? 2 : 1; }
+// The tables of a model, one below the other: rope, then local_rope where there is one, then rope for queries where
+// that is another table; for documents of up to `positions` tokens.
+// [rope_tables(spec) * RopeRows::count(), 2, rotary_dim / 2].
+inline bool queries_have_own_table(const DecoderSpec& spec) { return spec.rope.query_growth != 0; }
+inline std::int64_t rope_tables(const DecoderSpec& spec) {
+  return (spec.local_rope ? 2 : 1) + (queries_have_own_table(spec) ? 1 : 0);
+}
+// Returns which of them the heads of a layer take that rotates.
+std::int64_t rope_table_index(const DecoderSpec& spec, LayerRotation rotation, RotatedHeads heads);
 std::vector<float> rope_table(const DecoderSpec& spec, std::int64_t positions);
 std::size_t rope_table_bytes(const DecoderSpec& spec, std::int64_t positions);
 

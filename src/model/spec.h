@@ -37,6 +37,9 @@ struct RopeSpec {
   // [YaRN, Peng et al. 2023]
   double beta_fast = 32, beta_slow = 1;
   bool truncate = true;
+  // Behind the rotation, queries alone are multiplied by 1 + query_growth ln(1 + floor(position / original_positions)),
+  // so that attention stays as sharp among more keys. Above 0, whole heads rotate. [Llama 4, Meta 2025]
+  double query_growth = 0;
   // longrope: each frequency's own divisor, for tables within original_positions and beyond. [LongRoPE, Ding et al.
   // 2024]
   std::vector<double> short_factor, long_factor;

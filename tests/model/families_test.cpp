@@ -288,6 +288,61 @@ TEST(Families, WhatNoExpertsCanBe) {
           {"num_local_experts", "1024 in each of 1000 layers is more than any model has"});
 }
 
+json ministral3(const json& rotation = json::object()) {
+  json parameters{{"rope_type", "yarn"},
+                  {"rope_theta", 1e6},
+                  {"factor", 16.0},
+                  {"original_max_position_embeddings", 16},
+                  {"mscale", 1.0},
+                  {"mscale_all_dim", 1.0},
+                  {"llama_4_scaling_beta", 0.1}};
+  parameters.update(rotation);
+  return config_of("Ministral3ForCausalLM", {{"head_dim", 8}, {"rope_parameters", parameters}});
+}
+
+TEST(Families, Ministral3HasYarnAndQueriesThatGrow) {
+  const DecoderSpec spec = read_spec(ministral3());
+  EXPECT_EQ(spec.rope.scaling, RopeScaling::yarn);
+  EXPECT_EQ(spec.rope.query_growth, 0.1);
+  EXPECT_EQ(spec.rope.original_positions, 16);
+  EXPECT_EQ(spec.rope.attention_factor, 1);
+  EXPECT_EQ(windows(spec), (Windows{0, 0, 0, 0}));
+  EXPECT_FALSE(spec.tied_embeddings || spec.qkv_bias || spec.o_bias);
+  EXPECT_DOUBLE_EQ(read_spec(ministral3({{"mscale", 1.2}, {"mscale_all_dim", 0.6}})).rope.attention_factor,
+                   (0.1 * 1.2 * std::log(16.0) + 1) / (0.1 * 0.6 * std::log(16.0) + 1));
+  EXPECT_EQ(read_spec(ministral3({{"llama_4_scaling_beta", 0}})).rope.query_growth, 0);
+  // Without keys, as transformers' Ministral3Config(); no other family reads the factor.
+  json config = ministral3();
+  for (const char* key : {"head_dim", "vocab_size", "num_key_value_heads", "rms_norm_eps"}) config.erase(key);
+  config["num_attention_heads"] = 16;
+  EXPECT_EQ(read_spec(config).head_dim, 128);
+  EXPECT_EQ(read_spec(config).vocab, 131072);
+  EXPECT_EQ(read_spec(config).kv_heads, 8);
+  EXPECT_FLOAT_EQ(read_spec(config).rms_epsilon, 1e-5f);
+  config["head_dim"] = nullptr;
+  EXPECT_EQ(read_spec(config).head_dim, 2);
+  config["sliding_window"] = 7;
+  EXPECT_EQ(windows(read_spec(config)), (Windows{7, 7, 7, 7}));
+  config["architectures"] = {"MistralForCausalLM"};
+  config["vocab_size"] = 100;
+  EXPECT_EQ(read_spec(config).rope.query_growth, 0);
+}
+
+// transformers fails, or computes with the model's own positions, where one of the keys is missing.
+TEST(Families, Ministral3WithoutItsRotationIsRefused) {
+  json config = ministral3();
+  config.erase("rope_parameters");
+  expect_refused(config, {"config.json: rope_parameters: missing"});
+  for (const char* key : {"llama_4_scaling_beta", "original_max_position_embeddings", "factor"}) {
+    config = ministral3();
+    config["rope_parameters"].erase(key);
+    expect_refused(config, {std::string("rope_parameters.") + key + ": missing"});
+  }
+  expect_refused(ministral3({{"llama_4_scaling_beta", -0.1}}), {"llama_4_scaling_beta", "0 or more"});
+  expect_refused(ministral3({{"rope_type", "default"}}), {"rope_parameters.rope_type", "'default'", "only 'yarn'"});
+  expect_refused(ministral3({{"partial_rotary_factor", 0.5}}), {"partial_rotary_factor", "only 1"});
+}
+
 TEST(Families, SmolLM3DoesNotRotateEveryFourthLayer) {
   const auto rotates = [](const json& more) {
     std::vector<int> result;
@@ -414,7 +469,8 @@ TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
   for (const char* architecture :
        {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM",
-        "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM", "Glm4ForCausalLM", "Gemma3ForCausalLM"})
+        "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM", "Glm4ForCausalLM", "Gemma3ForCausalLM",
+        "Ministral3ForCausalLM"})
     test::expect_in(test::refusal([&] {
                       read_spec(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
                     }),

@@ -153,6 +153,8 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", GraniteForCausalLM"
                  ", Glm4ForCausalLM"
                  ", Gemma3ForCausalLM"
+                 ", Ministral3ForCausalLM"
+                 ", Mistral3ForConditionalGeneration"
                  ", Gemma3ForConditionalGeneration");
   }
 }

@@ -90,6 +90,52 @@ TEST(Rope, LinearScalingDividesEveryFrequency) {
   for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(scaled[i], plain[i] / 8) << i;
 }
 
+// Against the definition in double precision, on both sides of each step; keys keep the table they have without it.
+TEST(Rope, QueriesGrowWithTheirPosition) {
+  RopeSpec rope{.theta = 1e6, .rotary_dim = 8, .scaling = RopeScaling::yarn, .original_positions = 16, .factor = 16};
+  rope.attention_factor = 1.25;
+  const std::vector<float> plain = rope_table(rope, 100);
+  EXPECT_EQ(rope_table(rope, 100, RotatedHeads::queries), plain);
+  rope.query_growth = 0.1;
+  EXPECT_EQ(rope_table(rope, 100), plain);
+  const std::vector<float> queries = rope_table(rope, 100, RotatedHeads::queries);
+  for (std::size_t p = 0; p < 100; ++p) {
+    const double scale = 1 + 0.1 * std::log(1 + std::floor(static_cast<double>(p) / 16));
+    EXPECT_EQ(scale == 1, p < 16) << p;
+    for (std::size_t i = p * 8; i < (p + 1) * 8; ++i) {
+      const double expected = plain[i] * scale;
+      const double tolerance = p < 16 ? 0 : 8 * u * std::abs(expected);
+      EXPECT_NEAR(queries[i], expected, tolerance) << p;
+    }
+  }
+}
+
+TEST(Rope, TheTableOfQueriesIsTheLast) {
+  DecoderSpec spec;
+  spec.rope = {.theta = 1e6, .rotary_dim = 12, .original_positions = 4, .query_growth = 0.5};
+  const auto index = [&](LayerRotation rotation, RotatedHeads heads) {
+    return rope_table_index(spec, rotation, heads);
+  };
+  for (const bool local : {false, true}) {
+    if (local) spec.local_rope = RopeSpec{.theta = 1e4, .rotary_dim = 12};
+    std::vector<float> expected = rope_table(spec.rope, 20);
+    if (local) {
+      const std::vector<float> rows = rope_table(*spec.local_rope, 20);
+      expected.insert(expected.end(), rows.begin(), rows.end());
+    }
+    const std::vector<float> queries = rope_table(spec.rope, 20, RotatedHeads::queries);
+    expected.insert(expected.end(), queries.begin(), queries.end());
+    EXPECT_EQ(rope_table(spec, 20), expected);
+    EXPECT_EQ(rope_table_bytes(spec, 20), (local ? 3 : 2) * 20u * 12 * 4);
+    EXPECT_EQ(index(LayerRotation::global, RotatedHeads::keys), 0);
+    EXPECT_EQ(index(LayerRotation::global, RotatedHeads::queries), local ? 2 : 1);
+  }
+  for (const RotatedHeads heads : {RotatedHeads::keys, RotatedHeads::queries})
+    EXPECT_EQ(index(LayerRotation::local, heads), 1);
+  spec.rope.query_growth = 0;
+  EXPECT_EQ(index(LayerRotation::global, RotatedHeads::queries), 0);
+}
+
 TEST(Rope, AModelsTablesLieOneBelowTheOther) {
   DecoderSpec spec;
   spec.rope = {.theta = 1e6, .rotary_dim = 12};

@@ -104,6 +104,48 @@ TEST(Wrappers, TheStoredTypeMayStandInEitherPlace) {
   EXPECT_FALSE(says_no_dtype(config.dump(), "config.json"));
 }
 
+// As Ministral 3 is published; Mistral Small 3.1 and 3.2 have the same class around Mistral.
+TEST(Wrappers, Mistral3HoldsEitherFamilyByItsType) {
+  json config{{"architectures", {"Mistral3ForConditionalGeneration"}},
+              {"model_type", "mistral3"},
+              {"dtype", "bfloat16"},
+              {"tie_word_embeddings", false},
+              {"text_config",
+               {{"model_type", "ministral3"},
+                {"rope_parameters",
+                 {{"type", "yarn"},
+                  {"rope_theta", 1e6},
+                  {"factor", 16.0},
+                  {"original_max_position_embeddings", 16384},
+                  {"llama_4_scaling_beta", 0.1}}}}},
+              {"vision_config", {{"model_type", "pixtral"}}}};
+  const DecoderSpec ministral = read_wrapped(config);
+  EXPECT_EQ(ministral.architecture, "Ministral3ForCausalLM");
+  EXPECT_EQ(ministral.wrapper, "Mistral3ForConditionalGeneration");
+  EXPECT_EQ(parameter_count(ministral), 8'489'553'920);
+  EXPECT_EQ(ministral.rope.query_growth, 0.1);
+  EXPECT_FALSE(ministral.tied_embeddings);
+  const std::vector<StoredNames> names = possible_names(ministral);
+  EXPECT_EQ(names.at(0).stored("model.norm.weight"), "language_model.model.norm.weight");
+  EXPECT_EQ(names.at(0).stored("lm_head.weight"), "language_model.lm_head.weight");
+  EXPECT_EQ(names.at(1).stored("model.norm.weight"), "model.language_model.norm.weight");
+  for (const StoredNames& one : names)
+    for (const char* part : {"vision_tower.ln_pre.weight", "model.multi_modal_projector.norm.weight"})
+      EXPECT_TRUE(one.carries(part)) << part;
+  config.erase("tie_word_embeddings");
+  EXPECT_TRUE(read_wrapped(config).tied_embeddings);
+
+  config["text_config"] = {{"model_type", "mistral"},    {"vocab_size", 131072},
+                           {"hidden_size", 5120},        {"num_hidden_layers", 40},
+                           {"num_attention_heads", 32},  {"head_dim", 128},
+                           {"intermediate_size", 32768}, {"rope_theta", 1000000000.0},
+                           {"sliding_window", nullptr},  {"max_position_embeddings", 131072}};
+  EXPECT_EQ(read_wrapped(config).architecture, "MistralForCausalLM");
+  EXPECT_EQ(read_wrapped(config).rope.query_growth, 0);
+  config["text_config"].erase("model_type");
+  expect_wrapped_refused(config, {"text_config.model_type", "'mistral', 'ministral3'"});
+}
+
 TEST(Wrappers, WhatIsNoTextModelIsRefusedByName) {
   json config = gemma3_4b();
   config.erase("text_config");

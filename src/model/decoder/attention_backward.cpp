@@ -83,8 +83,7 @@ void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& grad
 void AttentionBlock::rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
                                  Tensor dqkv) const {
   const DecoderSpec& s = spec_;
-  const Tensor table = rope();
-  const auto turn_back = [&](Heads d, Heads raw, Joined weight, Tensor inv_rms) {
+  const auto turn_back = [&](Heads d, Heads raw, Tensor table, Joined weight, Tensor inv_rms) {
     Ops::RotaryGrad g{.din = d, .dout = d, .in = raw, .positions = pass.batch.positions, .table = table};
     g.pairs = s.rope.pairs;
     const HeadNorm norm{pass.weight(weight), s.rms_epsilon, inv_rms, s.norm_offset};
@@ -101,8 +100,8 @@ void AttentionBlock::rotate_back(const DecoderPass& pass, GradientSink& gradient
     g.dweight_mode = dw.mode;
     ops_.rotary_grad(pass.stream, g);
   };
-  turn_back({dqkv, 0, s.heads, s.head_dim}, a.raw_q(s), p_.q_norm, a.q_inv_rms);
-  turn_back({dqkv, s.q_width(), s.kv_heads, s.head_dim}, a.raw_k(s), p_.k_norm, a.k_inv_rms);
+  turn_back({dqkv, 0, s.heads, s.head_dim}, a.raw_q(s), rope(RotatedHeads::queries), p_.q_norm, a.q_inv_rms);
+  turn_back({dqkv, s.q_width(), s.kv_heads, s.head_dim}, a.raw_k(s), rope(RotatedHeads::keys), p_.k_norm, a.k_inv_rms);
 }
 
 }  // namespace so

@@ -2,7 +2,6 @@
 
 #include "base/error.h"
 #include "model/decoder/block_norms.h"
-#include "model/rope.h"
 
 namespace so {
 
@@ -17,6 +16,8 @@ AttentionBlock::AttentionBlock(const DecoderContext& context, std::int64_t layer
   const LayerRotation rotation = spec_.layer(layer).rotation;
   SO_CHECK(rotation != LayerRotation::none || !spec_.qk_norm, "a norm of heads goes with their rotation");
   SO_CHECK(rotation != LayerRotation::local || spec_.local_rope, "a local rotation without its table");
+  SO_CHECK(!queries_have_own_table(spec_) || spec_.rope.rotary_dim == spec_.head_dim,
+           "queries that grow, and {} of {} dimensions rotate", spec_.rope.rotary_dim, spec_.head_dim);
 }
 
 Tensor AttentionBlock::acquire_lse(const DecoderPass& pass) const {
@@ -75,16 +76,15 @@ void AttentionBlock::complete_qk_norms(Arena& arena, std::int64_t n, LayerActiva
   complete(a.k_inv_rms, "inverse rms of k", spec_.kv_heads);
 }
 
-Tensor AttentionBlock::rope() const {
+Tensor AttentionBlock::rope(RotatedHeads heads) const {
   const LayerRotation rotation = spec_.layer(layer_).rotation;
   if (rotation == LayerRotation::none) return {};
   const std::int64_t positions = context_.rope.dim(0) / rope_tables(spec_);
-  return context_.rope.rows(rotation == LayerRotation::local ? positions : 0, positions);
+  return context_.rope.rows(rope_table_index(spec_, rotation, heads) * positions, positions);
 }
 
 void AttentionBlock::rotate(const DecoderPass& pass, const LayerActivations& a) const {
-  const Tensor table = rope();
-  const auto turn = [&](Heads out, Heads in, Joined weight, Tensor inv_rms) {
+  const auto turn = [&](Heads out, Heads in, Tensor table, Joined weight, Tensor inv_rms) {
     HeadNorm norm{pass.weight(weight), spec_.rms_epsilon, inv_rms, spec_.norm_offset};
     if (spec_.projection_norm) {
       ops_.projection_norm(pass.stream, out, in, norm);
@@ -93,8 +93,8 @@ void AttentionBlock::rotate(const DecoderPass& pass, const LayerActivations& a) 
     }
     if (table) ops_.rotary(pass.stream, out, in, pass.batch.positions, table, norm, spec_.rope.pairs);
   };
-  turn(a.q(spec_), a.raw_q(spec_), p_.q_norm, a.q_inv_rms);
-  turn(a.k(spec_), a.raw_k(spec_), p_.k_norm, a.k_inv_rms);
+  turn(a.q(spec_), a.raw_q(spec_), rope(RotatedHeads::queries), p_.q_norm, a.q_inv_rms);
+  turn(a.k(spec_), a.raw_k(spec_), rope(RotatedHeads::keys), p_.k_norm, a.k_inv_rms);
 }
 
 void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& residual,

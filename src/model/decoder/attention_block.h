@@ -8,6 +8,7 @@
 #include "model/decoder/layer_activations.h"
 #include "model/decoder/pass.h"
 #include "model/decoder/slice_attention.h"
+#include "model/rope.h"
 
 namespace so {
 
@@ -39,8 +40,8 @@ class AttentionBlock {
   void complete_input(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
   void complete_qk_norms(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
   Tensor acquire_lse(const DecoderPass& pass) const;
-  // Returns the layer's table of angles; empty if it does not rotate.
-  Tensor rope() const;
+  // Returns the layer's table of angles for those heads; empty if it does not rotate.
+  Tensor rope(RotatedHeads heads) const;
   void rotate(const DecoderPass& pass, const LayerActivations& a) const;
   // dqkv is the gradient of what rotate() made, and then of what it read.
   void rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a, Tensor dqkv) const;

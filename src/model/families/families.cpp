@@ -18,9 +18,10 @@
 namespace so {
 namespace {
 
-constexpr std::array families{&llama_family,     &mistral_family,  &phi3_family,    &qwen2_family,   &qwen3_family,
-                              &qwen3_moe_family, &seed_oss_family, &gpt_oss_family, &mixtral_family, &smollm3_family,
-                              &olmo2_family,     &olmo3_family,    &granite_family, &glm4_family,    &gemma3_family};
+constexpr std::array families{&llama_family,   &mistral_family,   &phi3_family,     &qwen2_family,
+                              &qwen3_family,   &qwen3_moe_family, &seed_oss_family, &gpt_oss_family,
+                              &mixtral_family, &smollm3_family,   &olmo2_family,    &olmo3_family,
+                              &granite_family, &glm4_family,      &gemma3_family,   &ministral3_family};
 
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;
@@ -52,6 +53,10 @@ void read_yarn(const ConfigReader& config, const ConfigReader& scaling, const Fa
   rope.attention_factor =
       scaling.positive_number("attention_factor", m != 0 && m_all != 0 ? scale(m) / scale(m_all) : scale(1));
   if (rope.theta == 1) config.refuse("rope_theta", "must not be 1 with yarn");
+  if (!family.query_growth) return;
+  for (const char* key : {"original_max_position_embeddings", "llama_4_scaling_beta"})
+    if (!scaling.has(key)) scaling.refuse(key, "missing");
+  rope.query_growth = scaling.number("llama_4_scaling_beta", 0);
 }
 
 void read_longrope(const ConfigReader& config, const ConfigReader& scaling, const Family& family,
@@ -91,9 +96,15 @@ RopeSpec read_rotation(const ConfigReader& config, const std::optional<ConfigRea
   if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0)
     config.refuse("partial_rotary_factor", fmt::format("rotates {} dimensions of a head of {}; expected an even number",
                                                        rope.rotary_dim, spec.head_dim));
-  if (!scaling) return rope;
+  if (!scaling) {
+    if (family.query_growth) config.refuse("rope_parameters", "missing");
+    return rope;
+  }
   std::string type = scaling->text("rope_type", scaling->text("type", "default"));
   if (family.yarn_means_longrope && (type == "su" || type == "yarn")) type = "longrope";  // what old files mean by it
+  if (family.query_growth && type != "yarn")
+    scaling->refuse("rope_type",
+                    fmt::format("'{}' is not supported for this architecture, only 'yarn'", printable(type)));
   if (type == "llama3") {
     read_llama3(*scaling, rope);
   } else if (type == "yarn") {

@@ -95,20 +95,28 @@ struct Family {
   std::string_view activation_key = "hidden_act", activation = "silu";
   bool yarn_means_longrope = false;  // in old files
   bool reads_dropout = false;        // has its own word on attention_dropout
+  bool query_growth = false;         // has YaRN, with llama_4_scaling_beta
   bool mxfp4 = false;                // published with experts in MXFP4, which are widened when they are loaded
   DefaultSizes sizes{};
   std::span<const Wrapper> wrappers{};  // classes that hold such a text model
 };
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
-    seed_oss_family, gpt_oss_family, mixtral_family, smollm3_family, olmo2_family, olmo3_family, granite_family,
-    glm4_family, gemma3_family;
+    seed_oss_family, gpt_oss_family, ministral3_family, mixtral_family, smollm3_family, olmo2_family, olmo3_family,
+    granite_family, glm4_family, gemma3_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();
 
 // The names that OLMo 2 gave, with a norm after attention and MLP.
 std::span<const TensorName> olmo_tensor_names();
+
+// The names that LLaVA gave to a text model beside one of images, and to what else its files hold, and that several
+// classes kept.
+std::span<const TextNames> llava_text_names();
+std::span<const std::string_view> llava_carried_names();
+// Mistral3ForConditionalGeneration, which holds Mistral or Ministral 3.
+std::span<const Wrapper> mistral3_wrappers();
 
 // Readers that several families share.
 

@@ -34,17 +34,14 @@ constexpr std::array<TensorName, 20> names{{
     {Role::lm_head, "lm_head.weight"},
 }};
 
-constexpr std::array<TextNames, 2> text_names{{
-    {.model = "language_model.model.", .lm_head = "language_model.lm_head."},
-    {.model = "model.language_model.", .lm_head = "lm_head."},
-}};
-constexpr std::array<std::string_view, 4> carried{"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-                                                  "model.multi_modal_projector."};
-constexpr std::array<Wrapper, 1> wrappers{{{.architecture = "Gemma3ForConditionalGeneration",
+std::span<const Wrapper> wrappers() {
+  static const std::array<Wrapper, 1> all{{{.architecture = "Gemma3ForConditionalGeneration",
                                             .model_type = "gemma3",
-                                            .names = text_names,
-                                            .carried = carried,
+                                            .names = llava_text_names(),
+                                            .carried = llava_carried_names(),
                                             .tied_embeddings = true}}};
+  return all;
+}
 
 void read(ConfigReader& config, DecoderSpec& spec) {
   if (spec.head_dim == 0) spec.head_dim = 256;
@@ -79,6 +76,6 @@ const Family gemma3_family{
     .activation_key = "hidden_activation",
     .activation = "gelu_pytorch_tanh",
     .sizes = {.vocab = 262208, .hidden = 2304, .layers = 26, .heads = 8, .intermediate = 9216, .positions = 131072},
-    .wrappers = wrappers};
+    .wrappers = wrappers()};
 
 }  // namespace so

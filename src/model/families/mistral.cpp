@@ -1,4 +1,6 @@
 // MistralForCausalLM: Llama with a sliding window on every layer.
+#include <array>
+
 #include "model/config.h"
 #include "model/families/family.h"
 
@@ -15,10 +17,20 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
+std::span<const Wrapper> mistral3_wrappers() {
+  static const std::array<Wrapper, 1> wrappers{{{.architecture = "Mistral3ForConditionalGeneration",
+                                                 .model_type = "mistral3",
+                                                 .names = llava_text_names(),
+                                                 .carried = llava_carried_names(),
+                                                 .tied_embeddings = true}}};
+  return wrappers;
+}
+
 const Family mistral_family{.architecture = "MistralForCausalLM",
                             .model_type = "mistral",
                             .names = llama_tensor_names(),
                             .read = read,
-                            .kv_heads = 8};
+                            .kv_heads = 8,
+                            .wrappers = mistral3_wrappers()};
 
 }  // namespace so
