@@ -20,7 +20,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::uint64_t total = 0;
     for (const std::string& name : reader.names()) {
       try {
-        const so::TensorInfo& info = reader.info(name);
+        const so::TensorInfo* fp8 = reader.find_fp8(name);
+        const so::TensorInfo& info = fp8 != nullptr ? *fp8 : reader.info(name);
         if (info.begin > info.end || info.end > reader.data_bytes()) __builtin_trap();
         std::vector<std::byte> content(info.bytes());
         reader.read_into(name, content);

@@ -16,6 +16,7 @@ namespace {
 std::optional<DType> stored_dtype(const HfDirectory& directory) {
   std::map<DType, std::uint64_t> elements;
   for (const std::string& name : directory.tensor_names()) {
+    if (directory.shard_of(name).find_fp8(name) != nullptr) continue;  // no form that training writes
     const TensorInfo& tensor = directory.info(name);
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
       if (tensor.dtype == dtype) elements[dtype] += tensor.bytes() / size_of(dtype);

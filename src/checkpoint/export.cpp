@@ -105,7 +105,8 @@ std::string config_with_dtype(const std::string& config_json, DType dtype) {
   if (config.contains("text_config") && config["text_config"].is_object())
     noted = note_in(config["text_config"]) || noted;
   if (!noted) config["dtype"] = std::string(name_of(dtype));
-  config.erase("quantization_config");
+  for (auto* object : {&config, config.contains("text_config") ? &config["text_config"] : &config})
+    if (object->is_object()) object->erase("quantization_config");
   return held.restored(config.dump(2)) + "\n";
 }
 

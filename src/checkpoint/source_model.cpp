@@ -81,6 +81,11 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRu
         "{}: {} tensors are in MXFP4; they are widened, which is exact, and a trained "
         "model has them unquantised, without quantization_config in its config.json",
         directory.string(), files_.quantised());
+  if (files_.in_fp8() > 0)
+    log_info(
+        "{}: {} tensors are in FP8; they are multiplied by their scales in fp32, and a trained model has them "
+        "unquantised, without quantization_config in its config.json{}",
+        directory.string(), files_.in_fp8(), files_.input_scales() > 0 ? " and without the scales of activations" : "");
 }
 
 std::vector<std::string> ModelFiles::carried_lines() const {

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "checkpoint/fp8_tensors.h"
 #include "io/mxfp4.h"
 
 namespace so {
@@ -87,6 +88,8 @@ void require_equal(const HfDirectory& directory, const std::string& parameter, c
 ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayout& layout,
                                const std::vector<Copy>& copies, const std::string& model, const StoredNames& names) {
   std::vector<bool> packed(static_cast<std::size_t>(layout.count()));
+  std::vector<std::shared_ptr<const Fp8Scales>> fp8(static_cast<std::size_t>(layout.count()));
+  const Fp8Tensors in_fp8(directory);
   for (int i = 0; i < layout.count(); ++i) {
     const Parameter& p = layout.parameter(i);
     const std::string& name = names_.emplace_back(names.stored(p.name));
@@ -97,6 +100,11 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
       ++quantised_;
       continue;
     }
+    if (auto found = in_fp8.scales_of(p, name)) {
+      fp8[static_cast<std::size_t>(i)] = std::move(found);
+      ++in_fp8_;
+      continue;
+    }
     if (!directory.contains(name)) fail("{}: tensor '{}' is missing", printable_path(directory.path()), name);
     check_plain(directory, p, name);
   }
@@ -104,11 +112,16 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
     const int i = parameter.empty() ? -1 : layout.find(parameter);
     return i >= 0 && packed[static_cast<std::size_t>(i)] ? i : -1;
   };
+  const auto is_in_fp8 = [&](std::string_view parameter) {
+    const int i = parameter.empty() ? -1 : layout.find(parameter);
+    return i >= 0 && fp8[static_cast<std::size_t>(i)] != nullptr;
+  };
   for (const SafetensorsReader& shard : directory.shards())
     for (const std::string& name : shard.names()) {
       const std::string parameter = names.parameter(name);
       if (const int i = layout.find(parameter); i >= 0) {
         requests_.push_back({&shard, name, layout.range(i).begin, {}, nullptr, {}});
+        requests_.back().fp8 = fp8[static_cast<std::size_t>(i)];
         continue;
       }
       if (const int i = packed_at(without(parameter, blocks_suffix)); i >= 0) {
@@ -122,6 +135,11 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
         continue;
       }
       if (packed_at(without(parameter, scales_suffix)) >= 0 || derived(name)) continue;
+      if (is_in_fp8(Fp8Tensors::matrix_of_scales(parameter))) continue;
+      if (is_in_fp8(Fp8Tensors::matrix_of_input_scale(parameter))) {
+        ++input_scales_;
+        continue;
+      }
       const auto copy = std::find_if(copies.begin(), copies.end(), [&](const Copy& c) { return c.name == name; });
       if (copy == copies.end())
         fail("{}: tensor '{}' belongs to no part of {}", printable_path(shard.path()), printable(name), model);
@@ -134,16 +152,19 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
 std::vector<ShardReader::Request> ParameterFiles::requests(
     const std::function<WeightForms(DType stored)>& forms) const {
   std::vector<ShardReader::Request> requests = requests_;
-  // A quantised tensor is widened to values that bf16 can hold.
-  for (ShardReader::Request& r : requests)
-    r.forms = forms(r.scales.empty() ? r.file->info(r.tensor).dtype : DType::bf16);
+  // MXFP4 is widened to values that bf16 can hold, FP8 by its scales to such that only fp32 can.
+  const auto stored = [](const ShardReader::Request& r) {
+    if (r.fp8) return DType::f32;
+    return r.scales.empty() ? r.file->info(r.tensor).dtype : DType::bf16;
+  };
+  for (ShardReader::Request& r : requests) r.forms = forms(stored(r));
   return requests;
 }
 
 std::uint64_t ParameterFiles::bytes() const {
   std::uint64_t all = 0;
   for (const ShardReader::Request& r : requests_)
-    all += r.file->info(r.tensor).bytes() + (r.scales.empty() ? 0 : r.scales_file->info(r.scales).bytes());
+    all += r.info().bytes() + (r.scales.empty() ? 0 : r.scales_file->info(r.scales).bytes());
   return all;
 }
 

@@ -29,11 +29,11 @@ class ParameterFiles {
   };
 
   // A parameter is a tensor of its name, as `names` has it in files, and of its shape, in f32, bf16 or f16. Or, if it
-  // has three dimensions [experts, columns, rows], it may be quantised in MXFP4: NAME_blocks [experts, rows,
-  // columns / 32, 16] and NAME_scales [experts, rows, columns / 32], both u8. `copies` are the copies there may be;
-  // they are read and must equal their parameters. Throws Error naming file and tensor if one is missing, there in both
-  // ways, of another shape or dtype, differs from what it copies, or belongs to no parameter and is not carried;
-  // `model` is who it should belong to.
+  // is a matrix, it may be in FP8 (checkpoint/fp8_tensors.h). Or, if it has three dimensions [experts, columns, rows],
+  // it may be quantised in MXFP4: NAME_blocks [experts, rows, columns / 32, 16] and NAME_scales [experts, rows, columns
+  // / 32], both u8. `copies` are the copies there may be; they are read and must equal their parameters. Throws Error
+  // naming file and tensor if one is missing, there in both ways, of another shape or dtype, differs from what it
+  // copies, or belongs to no parameter and is not carried; `model` is who it should belong to.
   ParameterFiles(const HfDirectory& directory, const ParameterLayout& layout, const std::vector<Copy>& copies,
                  const std::string& model, const StoredNames& names = {});
 
@@ -44,6 +44,8 @@ class ParameterFiles {
   const std::vector<Copy>& copies() const { return copies_; }       // those that are there
   const std::vector<Carried>& carried() const { return carried_; }  // in the order of the files
   int quantised() const { return quantised_; }                      // parameters in MXFP4
+  int in_fp8() const { return in_fp8_; }                            // parameters
+  int input_scales() const { return input_scales_; }                // tensors of FP8's that are left out
   std::uint64_t bytes() const;                                      // of what is read
 
  private:
@@ -51,7 +53,7 @@ class ParameterFiles {
   std::vector<ShardReader::Request> requests_;  // without forms
   std::vector<Copy> copies_;
   std::vector<Carried> carried_;
-  int quantised_ = 0;
+  int quantised_ = 0, in_fp8_ = 0, input_scales_ = 0;
 };
 
 // The stored size of the largest matrix of a layout that may be stored in MXFP4.

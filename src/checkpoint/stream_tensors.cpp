@@ -20,7 +20,7 @@ std::vector<ShardReader::Request> requests_within(std::span<const Range> ranges,
       parts.push_back(std::move(request));
       continue;
     }
-    const TensorInfo& info = request.file->info(request.tensor);
+    const TensorInfo& info = request.info();
     const Range tensor{request.at, request.at + static_cast<std::int64_t>(info.bytes() / size_of(info.dtype))};
     auto range = std::partition_point(ranges.begin(), ranges.end(),
                                       [&](const Range& before) { return before.end <= tensor.begin; });

@@ -18,6 +18,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "tensors are stored little-endian and are not swapped");
 
 constexpr std::uint64_t length_bytes = 8;
+constexpr std::string_view fp8_name = "F8_E4M3";
 constexpr std::uint64_t max_header_bytes = 100'000'000;  // the reference implementation's limit
 
 std::string_view safetensors_name(DType dtype) {
@@ -84,15 +85,29 @@ SafetensorsReader& SafetensorsReader::operator=(SafetensorsReader&&) noexcept = 
 
 bool SafetensorsReader::contains(std::string_view name) const { return index_.contains(name); }
 
-const TensorInfo* SafetensorsReader::find(std::string_view name) const {
+const SafetensorsEntry* SafetensorsReader::find_entry(std::string_view name) const {
   const auto found = index_.find(name);
-  if (found == index_.end()) return nullptr;
-  const SafetensorsEntry& entry = header_.entries[found->second];
-  if (!entry.supported) {
+  return found == index_.end() ? nullptr : &header_.entries[found->second];
+}
+
+const TensorInfo* SafetensorsReader::find(std::string_view name) const {
+  const SafetensorsEntry* entry = find_entry(name);
+  if (entry == nullptr) return nullptr;
+  if (!entry->supported) {
     fail("{}: tensor '{}' has the element type {}, which is not supported (F32, BF16, F16, I32, I64, U8 are)",
-         printable_path(path()), printable(name), printable(entry.dtype_name));
+         printable_path(path()), printable(name), printable(entry->dtype_name));
   }
-  return &entry.info;
+  return &entry->info;
+}
+
+const TensorInfo* SafetensorsReader::find_fp8(std::string_view name) const {
+  const SafetensorsEntry* entry = find_entry(name);
+  return entry != nullptr && entry->dtype_name == fp8_name ? &entry->info : nullptr;
+}
+
+const TensorInfo& SafetensorsReader::readable(std::string_view name) const {
+  const TensorInfo* fp8 = find_fp8(name);
+  return fp8 != nullptr ? *fp8 : info(name);
 }
 
 const TensorInfo& SafetensorsReader::info(std::string_view name) const {
@@ -108,7 +123,7 @@ void SafetensorsReader::require_unchanged() const {
 }
 
 std::span<const std::byte> SafetensorsReader::bytes(std::string_view name) const {
-  const TensorInfo& tensor = info(name);
+  const TensorInfo& tensor = readable(name);
   std::call_once(mapping_->once, [this] { mapping_->file = MappedFile(file_); });
   const auto all = mapping_->file.bytes();
   // The file had this size when it was opened; a page beyond its end would be SIGBUS.
@@ -117,13 +132,13 @@ std::span<const std::byte> SafetensorsReader::bytes(std::string_view name) const
 }
 
 void SafetensorsReader::read_into(std::string_view name, std::span<std::byte> out) const {
-  const TensorInfo& tensor = info(name);
+  const TensorInfo& tensor = readable(name);
   SO_CHECK(out.size() == tensor.bytes(), "{}: {} bytes into {}", printable(name), tensor.bytes(), out.size());
   file_.pread_exact(out, data_begin_ + tensor.begin);
 }
 
 void SafetensorsReader::read_into(std::string_view name, std::uint64_t byte_offset, std::span<std::byte> out) const {
-  const TensorInfo& tensor = info(name);
+  const TensorInfo& tensor = readable(name);
   SO_CHECK(byte_offset <= tensor.bytes() && out.size() <= tensor.bytes() - byte_offset, "{}: bytes [{}, +{}) of {}",
            printable(name), byte_offset, out.size(), tensor.bytes());
   file_.pread_exact(out, data_begin_ + tensor.begin + byte_offset);
@@ -131,7 +146,7 @@ void SafetensorsReader::read_into(std::string_view name, std::uint64_t byte_offs
 
 void SafetensorsReader::drop_cache() const { file_.drop_cache(); }
 void SafetensorsReader::drop_cache(std::string_view name, std::uint64_t byte_offset, std::uint64_t bytes) const {
-  file_.drop_cache(data_begin_ + info(name).begin + byte_offset, bytes);
+  file_.drop_cache(data_begin_ + readable(name).begin + byte_offset, bytes);
 }
 void SafetensorsReader::expect_sequential() const { file_.expect_sequential(); }
 

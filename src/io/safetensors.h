@@ -69,6 +69,9 @@ class SafetensorsReader {
   // Null if the file has no such tensor. An element type the engine lacks is an Error that names it.
   const TensorInfo* find(std::string_view name) const;
   const TensorInfo& info(std::string_view name) const;  // as find(), but absence is an Error
+  // The tensor, if its elements are FP8 (F8_E4M3), with u8 as the type of their codes; else null. It can be read, but
+  // the engine computes with no such type: io/fp8.h makes other elements of it.
+  const TensorInfo* find_fp8(std::string_view name) const;
 
   // The tensor's bytes in a mapping of the file, made at the first call; valid while the reader lives. Aligned to
   // the element size only if the file's writer took care of it.
@@ -89,6 +92,9 @@ class SafetensorsReader {
 
  private:
   struct Mapping;
+  const SafetensorsEntry* find_entry(std::string_view name) const;
+  const TensorInfo& readable(std::string_view name) const;  // info() or find_fp8()
+
   File file_;
   SafetensorsHeader header_;
   std::uint64_t data_begin_ = 0;

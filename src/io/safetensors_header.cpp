@@ -296,7 +296,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
           "{}: tensor '{}' has the dtype '{}', which safetensors does not have; the file is damaged, or of a newer format",
           source, printable(info.name), printable(entry.dtype_name));
     entry.supported = row->dtype.has_value();
-    if (row->dtype) info.dtype = *row->dtype;
+    info.dtype = row->dtype.value_or(DType::u8);
     const std::uint64_t expected = bytes_of_shape(entry, row->bits, source);
     if (expected != info.bytes()) {
       fail("{}: tensor '{}' has {} bytes, but its shape and dtype {} ask for {}", source, printable(info.name),

@@ -139,6 +139,7 @@ struct ShardReader::State {
   void read_packed(const Task& task, std::unique_lock<std::mutex>& lock);
   WeightPiece read(const Part& part, void* slot) const;
   void read_some(const Part& part, float* wide, bf16* narrow) const;
+  void read_fp8(const Part& part, float* wide, bf16* narrow) const;
   WeightPiece unpack(const Part& part, void* slot) const;
   void read_chunk(const Packed& packed, std::size_t chunk) const;
   void judge(const Part& part, const void* values, DType stored) const;
@@ -173,17 +174,19 @@ struct ShardReader::State {
 void ShardReader::State::add_plain(std::size_t request) {
   add_waiting_parts();
   const Request& r = requests[request];
-  const TensorInfo& info = r.file->info(r.tensor);
-  SO_CHECK(info.dtype == DType::f32 || info.dtype == DType::bf16 || info.dtype == DType::f16, "'{}' is {}", r.tensor,
-           name_of(info.dtype));
+  const TensorInfo& info = r.info();
+  SO_CHECK(r.fp8 || info.dtype == DType::f32 || info.dtype == DType::bf16 || info.dtype == DType::f16, "'{}' is {}",
+           r.tensor, name_of(info.dtype));
   const std::size_t width = size_of(info.dtype), elements = static_cast<std::size_t>(info.bytes()) / width;
   const auto first = static_cast<std::size_t>(r.first),
              last = r.last == Request::all ? elements : static_cast<std::size_t>(r.last);
   SO_CHECK(first <= last && last <= elements, "elements [{}, {}) of '{}', which has {}", r.first, r.last, r.tensor,
            elements);
   total_bytes += (last - first) * width;
-  layouts.emplace_back((r.forms.wide || info.dtype == DType::f32) && r.wide_to == nullptr,
-                       (r.forms.narrow || info.dtype != DType::f32) && r.narrow_to == nullptr, ring.slot_bytes());
+  // The file's own elements are read into one of the two, but for FP8's.
+  const bool reads_wide = !r.fp8 && info.dtype == DType::f32, reads_narrow = !r.fp8 && info.dtype != DType::f32;
+  layouts.emplace_back((r.forms.wide || reads_wide) && r.wide_to == nullptr,
+                       (r.forms.narrow || reads_narrow) && r.narrow_to == nullptr, ring.slot_bytes());
   const std::size_t piece = layouts.back().elements;
   for (std::size_t begin = first; begin < last; begin += piece) {
     const std::size_t size = std::min(piece, last - begin);
@@ -314,9 +317,19 @@ void ShardReader::State::judge(const Part& part, const void* values, DType store
   if (!warned[part.request].test_and_set()) log_warning("{}", found);
 }
 
+void ShardReader::State::read_fp8(const Part& part, float* wide, bf16* narrow) const {
+  const Request& request = requests[part.request];
+  std::vector<std::uint8_t> codes(part.size);
+  read_bytes(*request.file, request.tensor, part.begin, std::as_writable_bytes(std::span(codes)));
+  dequantise_fp8(*request.fp8, static_cast<std::int64_t>(part.begin), codes, wide, narrow);
+  if (wide != nullptr) judge(part, wide, DType::f32);
+  if (wide == nullptr && narrow != nullptr) judge(part, narrow, DType::bf16);
+}
+
 // `narrow` has the file's elements where they are no fp32, and takes bf16.
 void ShardReader::State::read_some(const Part& part, float* wide, bf16* narrow) const {
   const Request& request = requests[part.request];
+  if (request.fp8) return read_fp8(part, request.forms.wide ? wide : nullptr, request.forms.narrow ? narrow : nullptr);
   const DType stored = request.file->info(request.tensor).dtype;
   void* const raw = stored == DType::f32 ? static_cast<void*>(wide) : narrow;
   const std::size_t n = part.size;
@@ -340,11 +353,11 @@ WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
   const std::size_t before = part.begin - static_cast<std::size_t>(request.first);
   float* const wide = request.wide_to != nullptr ? request.wide_to + before : layout.wide(slot);
   bf16* const narrow = request.narrow_to != nullptr ? request.narrow_to + before : layout.narrow(slot);
-  const std::size_t width = size_of(request.file->info(request.tensor).dtype);
+  const std::size_t width = size_of(request.info().dtype), widest = request.fp8 ? sizeof(float) : width;
   Part some = part;
   for (std::size_t done = 0; done < part.size; done += some.size) {
     some.begin = part.begin + done;
-    some.size = std::min(cached_bytes / width, part.size - done);
+    some.size = std::min(cached_bytes / widest, part.size - done);
     read_some(some, wide + done, narrow + done);
   }
   drop(*request.file, request.tensor, part.begin * width, part.size * width);

@@ -9,6 +9,7 @@
 #include "support/files.h"
 #include "support/label.h"
 #include "support/process.h"
+#include "support/raw_tensors.h"
 #include "support/refusal.h"
 #include "support/training_run.h"
 
@@ -151,6 +152,38 @@ TEST(Mxfp4, TrainsAndIsWrittenInBf16) {
   for (const auto& [name, tensor] : read_model_weights(temporary / "out")) saved.insert(name);
   EXPECT_EQ(saved, expected);
   EXPECT_FALSE(read_json(temporary / "out" / "config.json").contains("quantization_config"));
+}
+
+// Matrices in FP8 are multiplied by their scales when they are loaded: one a tensor, in a model of images and text as
+// Ministral 3 is published, or one a block. What is written is the model in bf16, without any scales.
+TEST(Fp8, TrainsAndIsWrittenInBf16) {
+  for (const char* name : {"ministral3-fp8", "qwen3-fp8"}) {
+    SCOPED_TRACE(name);
+    const TemporaryDirectory temporary;
+    const auto fixture = model_fixture(name);
+    const json batch = read_json(fixture / "expected.json").at("batch");
+    TrainCommand c(fixture / "fp8", fixture / "data.jsonl", temporary / "out");
+    c.set("batch_size", std::to_string(batch.at("documents").get<int>())).set("max_length", "48").set("max_steps", "1");
+    c.set("lr", "1e-3").set("warmup", "0").set("dtype", "fp32");
+    const Outcome o = run(c.words(), temporary.path());
+    ASSERT_EQ(o.exit_code, 0) << o.err;
+    EXPECT_NE(o.err.find("7 tensors are in FP8"), std::string::npos) << o.err;
+    const auto metrics = read_metrics(temporary / "out");
+    ASSERT_EQ(metrics.size(), 1u);
+    expect_close(metrics[0].at("loss"), batch.at("loss"), kRelative, "loss");
+    expect_close(metrics[0].at("grad_norm"), batch.at("grad_norm"), kRelative, "grad_norm");
+
+    const RawTensors source = raw_tensors(fixture / "fp8"), saved = raw_tensors(temporary / "out");
+    std::set<std::string> expected, got;
+    for (const auto& [tensor, stored] : source)
+      if (!tensor.ends_with("_scale_inv") && !tensor.ends_with("activation_scale")) expected.insert(tensor);
+    for (const auto& [tensor, stored] : saved) {
+      got.insert(tensor);
+      EXPECT_NE(stored.dtype, "F8_E4M3") << tensor;
+    }
+    EXPECT_EQ(got, expected);
+    EXPECT_FALSE(read_json(temporary / "out" / "config.json").contains("quantization_config"));
+  }
 }
 
 // A tensor of the wrong shape, an expert that is not there, a scale too few: one line that names file and tensor.

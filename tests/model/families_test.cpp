@@ -277,8 +277,10 @@ TEST(Families, WhatNoExpertsCanBe) {
   refused(moe({{"router_aux_loss_coef", -1}}), {"router_aux_loss_coef", "0 or more"});
   refused(moe({{"quantization_config", {{"quant_method", "mxfp4"}}}}), {"quantization_config", "unquantised"});
   json gpt = config_of("GptOssForCausalLM", {{"num_local_experts", 8}, {"num_experts_per_tok", 2}});
+  gpt["quantization_config"] = {{"quant_method", "awq"}};
+  refused(gpt, {"quantization_config", "'awq'", "only 'fp8' and 'mxfp4'", "unquantised"});
   gpt["quantization_config"] = {{"quant_method", "fp8"}};
-  refused(gpt, {"quantization_config", "unquantised"});
+  EXPECT_EQ(read_spec(gpt).experts.count, 8);
   gpt.erase("quantization_config");
   gpt["swiglu_alpha"] = 1.5;
   refused(gpt, {"swiglu_alpha", "1.702"});

@@ -260,10 +260,16 @@ bool read_tied_embeddings(const ConfigReader& config, const ConfigReader& text, 
   return tied;
 }
 
+// Which tensors are in FP8 is what the files say.
 void refuse_quantized(const ConfigReader& config, const Family& family) {
-  if (const auto quantized = config.object("quantization_config");
-      quantized && !(family.mxfp4 && quantized->text("quant_method", "") == "mxfp4"))
-    config.refuse("quantization_config", "quantised weights cannot be fine-tuned here; use the unquantised model");
+  const auto quantized = config.object("quantization_config");
+  if (!quantized) return;
+  const std::string method = quantized->text("quant_method", "");
+  if (method == "fp8" || (family.mxfp4 && method == "mxfp4")) return;
+  config.refuse("quantization_config",
+                fmt::format("weights quantised by the method '{}' cannot be fine-tuned here, only 'fp8'{}; use the "
+                            "unquantised model",
+                            printable(method), family.mxfp4 ? " and 'mxfp4'" : ""));
 }
 
 void read_sizes(const ConfigReader& config, const Family& family, DecoderSpec& spec) {
