@@ -27,10 +27,15 @@ void expect_heads(const char* op, const char* argument, const Heads& heads, DTyp
            shape_string(heads.rows.shape()));
   const std::int64_t width = heads.rows.dim(1);
   expect_tensor(op, argument, heads.rows, dtype, {n, width});
-  SO_CHECK(heads.heads > 0 && heads.head_dim > 0 && heads.offset >= 0 &&
-               heads.offset + heads.heads * heads.head_dim <= width,
-           "{}: {} has {} heads of {} at {} in rows of {}", op, argument, heads.heads, heads.head_dim, heads.offset,
-           width);
+  SO_CHECK(heads.heads > 0 && heads.head_dim > 0 && heads.offset >= 0 && heads.step() >= heads.head_dim &&
+               heads.offset + (heads.heads - 1) * heads.step() + heads.head_dim <= width,
+           "{}: {} has {} heads of {}, {} apart, at {} in rows of {}", op, argument, heads.heads, heads.head_dim,
+           heads.step(), heads.offset, width);
+}
+
+void expect_no_gaps(const char* op, const char* argument, const Heads& heads) {
+  SO_CHECK(heads.step() == heads.head_dim, "{}: {} has heads of {}, {} apart: this op takes none with gaps", op,
+           argument, heads.head_dim, heads.step());
 }
 
 void expect_rotation(const char* op, const Heads& heads, const Tensor& positions, const Tensor& table,
@@ -57,6 +62,8 @@ void expect_same_heads(const char* op, const char* name_a, const Heads& a, const
 void expect_projection_norm(const char* op, const Heads& out, const Heads& in, const HeadNorm& norm) {
   expect_compute_dtype(op, "in", in.rows.dtype());
   expect_same_heads(op, "in", in, "out", out);
+  expect_no_gaps(op, "in", in);
+  expect_no_gaps(op, "out", out);
   expect_tensor(op, "norm.weight", norm.weight, in.rows.dtype(), {in.heads * in.head_dim});
   expect_tensor(op, "norm.inv_rms", norm.inv_rms, DType::f32, {in.rows.dim(0)});
   SO_CHECK(in.rows.data() != out.rows.data() || in.offset != out.offset,

@@ -20,8 +20,11 @@ void expect_tensor(const char* op, const char* argument, const Tensor& tensor, D
 void expect_gradient(const char* op, const char* argument, const Tensor& tensor, DType t,
                      std::initializer_list<std::int64_t> shape);
 
-// Expects heads of this dtype, N rows, inside their rows.
+// Expects heads of this dtype, N rows, inside their rows. They may have gaps between them.
 void expect_heads(const char* op, const char* argument, const Heads& heads, DType dtype, std::int64_t n);
+
+// Expects heads side by side.
+void expect_no_gaps(const char* op, const char* argument, const Heads& heads);
 
 // Expects the same heads in other rows.
 void expect_same_heads(const char* op, const char* name_a, const Heads& a, const char* name_b, const Heads& b);

@@ -22,10 +22,13 @@
 
 namespace so {
 
-// Heads inside wider rows: element (n, h, d) is rows[n, offset + h * head_dim + d].
+// Heads inside wider rows: element (n, h, d) is rows[n, offset + h * step() + d].
 struct Heads {
   Tensor rows;  // [N, width]
   std::int64_t offset = 0, heads = 0, head_dim = 0;
+  // From a head to the next, 0: head_dim. Only ops that say so take heads with gaps between them.
+  std::int64_t stride = 0;
+  std::int64_t step() const { return stride != 0 ? stride : head_dim; }
 };
 
 // RMS normalisation of each head before the rotation (qk-norm). Empty weight: none.
@@ -109,6 +112,19 @@ struct ExpertActivation {
   float limit = 0;
 };
 
+// Documents whose rows lie one after another: document i has the rows [starts[i], starts[i + 1]). Rows that
+// belong to no document are left alone.
+struct PackedDocuments {
+  Tensor starts;  // i32 [count + 1]
+  std::int64_t count = 0;
+};
+
+// The sizes that decide how much scratch the gated delta rule needs.
+struct DeltaSize {
+  std::int64_t rows = 0, documents = 0, k_heads = 0, v_heads = 0, k_dim = 0, v_dim = 0;
+  DType dtype = DType::f32;
+};
+
 // Memory that a backend's ops need beside their arguments, as functions of sizes alone: what a dry run counts on any
 // machine is what the backend uses.
 class OpsMemory {
@@ -122,6 +138,9 @@ class OpsMemory {
   virtual std::size_t attention_grad(const AttentionSize&) const = 0;
   // With more than the least, attention_grad() may do more at a time; more than this is of no use.
   virtual std::size_t attention_grad_most(const AttentionSize&) const = 0;
+  // Bytes of device scratch for delta_rule() and delta_rule_grad(); 0: none, pass an empty tensor.
+  virtual std::size_t delta_rule(const DeltaSize&) const = 0;
+  virtual std::size_t delta_rule_grad(const DeltaSize&) const = 0;
   // The dtype in which linear_cross_entropy() keeps its logits, given T, and the elements from a row of them to the
   // next.
   virtual DType logits_dtype(DType activations) const = 0;
@@ -185,8 +204,8 @@ class Ops {
 
   // out = rotate(norm(in)). Each pair of the first R dimensions of every head (RotaryPairs; pair d < R/2) turns by the
   // angle of its position; dimensions from R on pass through. table f32 [positions, 2, R/2]: cosines, then sines
-  // (already scaled); positions i32 [N]. out may be in (the same rows and offset) when there is no norm. [RoPE, Su et
-  // al. 2021]
+  // (already scaled); positions i32 [N]. out may be in (the same rows and offset) when there is no norm. Heads may have
+  // gaps between them. [RoPE, Su et al. 2021]
   virtual void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm,
                       RotaryPairs pairs = RotaryPairs::halves) = 0;
   struct RotaryGrad {
@@ -200,7 +219,7 @@ class Ops {
     RotaryPairs pairs = RotaryPairs::halves;
   };
   virtual void rotary_grad(Stream&, const RotaryGrad&) = 0;
-  // out = in, for laying rows into a KV cache.
+  // out = in, for laying rows into a KV cache. Heads may have gaps between them.
   virtual void copy_heads(Stream&, Heads out, Heads in) = 0;
 
   // out = softmax(scale q k^T) v by document, causal. q.heads is a multiple of k.heads == v.heads (grouped queries).
@@ -230,6 +249,92 @@ class Ops {
   // the next weight's gradient, and making it here costs one write instead of having kept it. It may be dout.
   virtual void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
                            GateActivation = GateActivation::silu) = 0;
+
+  // ---- Gates and the gated delta rule [Gated DeltaNet, Yang et al. 2024] ----
+  // These take heads with gaps between them.
+
+  // out = x * sigmoid(gate), T, all heads of one shape. out may be x.
+  virtual void sigmoid_gate(Stream&, Heads out, Heads x, Heads gate) = 0;
+  struct SigmoidGateGrad {
+    Heads dx, dgate;  // dx may be dout, dgate may be gate
+    Heads gated;      // receives the forward result again, or its rows are empty; may be x
+    Heads dout, x, gate;
+  };
+  virtual void sigmoid_gate_grad(Stream&, const SigmoidGateGrad&) = 0;
+
+  // RMS norm of each head, then a gate: out = x * inv_rms * (weight_offset + weight) * silu(gate). out, x, gate T,
+  // heads of one shape; norm.inv_rms f32 [N, heads]. out must not be x: the backward pass reads it.
+  virtual void gated_norm(Stream&, Heads out, Heads x, Heads gate, HeadNorm norm) = 0;
+  struct GatedNormGrad {
+    Heads dx, dgate;  // dx may be dout, dgate may be gate
+    Heads normed;     // receives the forward result again, or its rows are empty
+    Tensor dweight;   // f32 or T [head_dim]
+    Accumulate dweight_mode = Accumulate::overwrite;
+    Heads dout, x, gate;
+    HeadNorm norm;
+  };
+  virtual void gated_norm_grad(Stream&, const GatedNormGrad&) = 0;
+
+  // Causal depthwise convolution over the rows of a document, then SiLU: out[n, c] = silu(sum over j < K of weight[c,
+  // j]
+  // * x[n - K + 1 + j, c]); rows before the document's first count as zeros. K is at most 8.
+  struct CausalConv {
+    Heads out, x;   // T, one head of C dimensions; out must not be x
+    Tensor weight;  // T [C, 1, K]
+    PackedDocuments documents;
+    // T [K - 1, C] or empty: the rows before the first, of a single document that is continued. They become its last.
+    Tensor before{};
+  };
+  virtual void causal_conv(Stream&, const CausalConv&) = 0;
+  struct CausalConvGrad {
+    Heads dx;        // overwritten; neither dout nor x
+    Tensor dweight;  // f32 or T [C, 1, K]
+    Accumulate dweight_mode = Accumulate::overwrite;
+    Heads dout;
+    CausalConv forward;  // the call that this is the gradient of; its `out` is not used, and `before` is empty
+  };
+  virtual void causal_conv_grad(Stream&, const CausalConvGrad&) = 0;
+
+  // What each head of a token forgets and learns: decay[n, h] = -exp(a_log[h]) * softplus(a[n, h] + dt_bias[h]), the
+  // logarithm of what is left of the state, and rate[n, h] = sigmoid(b[n, h]).
+  struct DeltaGates {
+    Tensor decay, rate;     // f32 [N, H]
+    Heads a, b;             // T, one head of H dimensions
+    Tensor a_log, dt_bias;  // T [H]
+  };
+  virtual void delta_gates(Stream&, const DeltaGates&) = 0;
+  struct DeltaGatesGrad {
+    Heads da, db;             // da may be a, db may be b
+    Tensor da_log, ddt_bias;  // f32 or T [H], both or neither
+    Accumulate da_log_mode = Accumulate::overwrite, ddt_bias_mode = Accumulate::overwrite;
+    Tensor ddecay, drate;  // f32 [N, H]
+    DeltaGates forward;    // the call that this is the gradient of; its decay and rate are not used
+  };
+  virtual void delta_gates_grad(Stream&, const DeltaGatesGrad&) = 0;
+
+  // For each value head of a document, with a state S of k_dim x v_dim in fp32, which is zero before the first row:
+  // S *= exp(decay); S += k (rate (v - S^T k))^T; out = S^T q / sqrt(k_dim), where q and k are the given ones divided
+  // by sqrt(sum of squares + 1e-6). v.heads is a multiple of q.heads == k.heads: value head h has key head h / (v.heads
+  // / k.heads).
+  struct DeltaRule {
+    Heads out;           // T, as v
+    Heads q, k, v;       // T
+    Tensor decay, rate;  // f32 [N, v.heads], decay <= 0
+    PackedDocuments documents;
+    // f32 [v.heads, k_dim, v_dim] or empty: the state before the first row of a single document that is continued. It
+    // becomes the one after the last.
+    Tensor state{};
+    Tensor scratch{};  // u8, as OpsMemory::delta_rule() says
+  };
+  virtual void delta_rule(Stream&, const DeltaRule&) = 0;
+  struct DeltaRuleGrad {
+    Heads dq, dk, dv;      // overwritten
+    Tensor ddecay, drate;  // f32 [N, v.heads], overwritten; drate may be 0 where rate is
+    Heads dout;            // lies elsewhere than dv
+    DeltaRule forward;     // the call that this is the gradient of; its `out` and scratch are not used, state is empty
+    Tensor scratch{};      // u8, as OpsMemory::delta_rule_grad() says
+  };
+  virtual void delta_rule_grad(Stream&, const DeltaRuleGrad&) = 0;
 
   // ---- Mixture of experts ----
   // Routing by the K largest of each token's logits, f32 [N, E]. A pair's weight is its expert's share of the softmax

@@ -16,11 +16,14 @@ constexpr std::int64_t kPositions = 50;
 
 struct Case {
   std::int64_t n, heads, head_dim, turned, before, after;  // `turned` is R; columns before and after the heads
+  std::int64_t gap = 0;                                    // and between them
 };
-// Whole and partial rotation, halves that no vector divides, heads amid other columns, several blocks of rows.
-const Case kCases[] = {{1, 1, 2, 2, 0, 0},    {1, 3, 64, 64, 0, 0},    {5, 2, 64, 16, 0, 0},
-                       {70, 3, 34, 34, 5, 3}, {200, 2, 38, 22, 64, 1}, {130, 1, 128, 128, 128, 256},
-                       {3, 2, 7, 6, 1, 0}};
+// Whole and partial rotation, halves that no vector divides, heads amid other columns and with gaps between them,
+// several blocks of rows.
+const Case kCases[] = {{1, 1, 2, 2, 0, 0},         {1, 3, 64, 64, 0, 0},       {5, 2, 64, 16, 0, 0},
+                       {70, 3, 34, 34, 5, 3},      {200, 2, 38, 22, 64, 1},    {130, 1, 128, 128, 128, 256},
+                       {3, 2, 7, 6, 1, 0},         {130, 4, 64, 64, 0, 0, 64}, {70, 3, 32, 16, 1, 2, 5},
+                       {66, 2, 256, 64, 0, 8, 256}};
 
 // The arrays that a test of one case works on.
 struct Data {
@@ -35,13 +38,14 @@ struct Data {
         weight(norm_ ? random_tensor(s, dtype, {c.head_dim}, 4, 2.0) : TestTensor()),
         inv_rms(norm_ ? TestTensor(s, DType::f32, {c.n, c.heads}) : TestTensor()) {}
 
-  std::int64_t width() const { return c.before + c.heads * c.head_dim + c.after; }
-  Heads heads(Tensor rows) const { return {rows, c.before, c.heads, c.head_dim}; }
+  std::int64_t step() const { return c.head_dim + c.gap; }
+  std::int64_t width() const { return c.before + c.heads * step() + c.after; }
+  Heads heads(Tensor rows) const { return {rows, c.before, c.heads, c.head_dim, c.gap > 0 ? step() : 0}; }
   HeadNorm norm() const { return {weight, 1e-5f, inv_rms}; }
   bool has_norm() const { return static_cast<bool>(weight.tensor()); }
   std::string name() const {
-    return fmt::format("{} rows, {} heads of {}, {} turned, {}{}", c.n, c.heads, c.head_dim, c.turned, name_of(dtype),
-                       has_norm() ? ", norm" : "");
+    return fmt::format("{} rows, {} heads of {}, {} apart, {} turned, {}{}", c.n, c.heads, c.head_dim, step(), c.turned,
+                       name_of(dtype), has_norm() ? ", norm" : "");
   }
   Values angles() const {
     Values t;
@@ -63,11 +67,11 @@ struct Data {
 
 // The elements of one head, and back.
 Values head_of(const Data& data, const Values& rows, std::int64_t n, std::int64_t h) {
-  const auto at = rows.begin() + n * data.width() + data.c.before + h * data.c.head_dim;
+  const auto at = rows.begin() + n * data.width() + data.c.before + h * data.step();
   return Values(at, at + data.c.head_dim);
 }
 void put_head(const Data& data, Values& rows, std::int64_t n, std::int64_t h, const Values& head) {
-  std::copy(head.begin(), head.end(), rows.begin() + n * data.width() + data.c.before + h * data.c.head_dim);
+  std::copy(head.begin(), head.end(), rows.begin() + n * data.width() + data.c.before + h * data.step());
 }
 
 // sign +1 turns forward, -1 back; with `magnitudes` every term counts by its absolute value.
@@ -417,21 +421,6 @@ TEST(Rotary, TheNumberOfThreadsDoesNotShow) {
       if (first.empty()) first = all;
       EXPECT_EQ(all, first) << threads << " threads";
     }
-  }
-}
-
-TEST(CopyHeads, CopiesThemAndNothingElse) {
-  Rig rig(3);
-  Stream& s = rig.stream();
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const std::int64_t n = 400, heads = 3, head_dim = 37, from_width = 130, to_width = 200;
-    const TestTensor in = random_tensor(s, dtype, {n, from_width}, 1), out = random_tensor(s, dtype, {n, to_width}, 2);
-    const Values from = in.values(s);
-    Values expected = out.values(s);
-    for (std::int64_t row = 0; row < n; ++row)
-      std::copy_n(from.begin() + row * from_width + 19, heads * head_dim, expected.begin() + row * to_width + 7);
-    rig.ops().copy_heads(s, {out, 7, heads, head_dim}, {in, 19, heads, head_dim});
-    EXPECT_EQ(out.values(s), expected);
   }
 }
 

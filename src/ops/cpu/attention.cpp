@@ -270,6 +270,7 @@ void check_heads(const Heads& heads, DType type, std::int64_t rows, std::int64_t
            heads.head_dim, count, dim);
   SO_CHECK(heads.offset >= 0 && heads.offset + count * dim <= heads.rows.dim(1),
            "{}: {} heads of {} at {} in rows of {}", name, count, dim, heads.offset, heads.rows.dim(1));
+  expect_no_gaps("attention", name, heads);
 }
 
 }  // namespace

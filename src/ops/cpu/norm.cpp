@@ -223,6 +223,7 @@ void CpuOps::projection_norm_grad(Stream& stream, const ProjectionNormGrad& g) {
   const char* op = "projection_norm_grad";
   expect_projection_norm(op, g.din, g.in, g.norm);
   expect_same_heads(op, "dout", g.dout, "din", g.din);
+  expect_no_gaps(op, "dout", g.dout);
   expect_gradient(op, "dweight", g.dweight, g.din.rows.dtype(), {g.din.heads * g.din.head_dim});
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("projection_norm_grad", WorkCategory::memory_bound, [=, &pool] {

@@ -74,12 +74,6 @@ HWY_INLINE void rotate_neighbours_back(To* dvalue, const T* dout, std::int64_t h
           [=](auto v, std::int64_t i) HWY_ATTR { store(v, load(v, dout + 2 * half + i), dvalue + 2 * half + i); });
 }
 
-// Where head h of row n begins.
-template <class T>
-HWY_INLINE T* head_of(const Heads& heads, std::int64_t n, std::int64_t h) {
-  return heads.rows.as<T>() + n * heads.rows.dim(1) + heads.offset + h * heads.head_dim;
-}
-
 template <class T>
 void rotary_as(const Heads& out, const Heads& in, const std::int32_t* positions, const Tensor& table,
                const HeadNorm& norm, RotaryPairs pairs, std::int64_t begin, std::int64_t end) {
@@ -90,8 +84,8 @@ void rotary_as(const Heads& out, const Heads& in, const std::int32_t* positions,
     const float* cosines = table.as<float>() + positions[n] * 2 * half;
     const float* sines = cosines + half;
     for (std::int64_t h = 0; h < in.heads; ++h) {
-      const T* x = head_of<T>(in, n, h);
-      T* y = head_of<T>(out, n, h);
+      const T* x = head_at<T>(in, n, h);
+      T* y = head_at<T>(out, n, h);
       const auto rotate = [=](const auto& value) HWY_ATTR {
         if (pairs == RotaryPairs::neighbours)
           rotate_neighbours(y, head_dim, cosines, sines, half, value);
@@ -130,8 +124,8 @@ void rotary_grad_as(const Heads& din, const Heads& dout, const Heads& in, const 
     const float* cosines = table.as<float>() + positions[n] * 2 * half;
     const float* sines = cosines + half;
     for (std::int64_t h = 0; h < din.heads; ++h) {
-      const T* dy = head_of<T>(dout, n, h);
-      T* dx = head_of<T>(din, n, h);
+      const T* dy = head_at<T>(dout, n, h);
+      T* dx = head_at<T>(din, n, h);
       const auto rotate_back = [=](auto* to) HWY_ATTR {
         if (pairs == RotaryPairs::neighbours)
           rotate_neighbours_back(to, dy, head_dim, cosines, sines, half);
@@ -143,7 +137,7 @@ void rotary_grad_as(const Heads& din, const Heads& dout, const Heads& in, const 
         continue;
       }
       rotate_back(g);
-      const T* x = head_of<T>(in, n, h);
+      const T* x = head_at<T>(in, n, h);
       const float r = norm.inv_rms.as<float>()[n * din.heads + h];
       const float dot = sum_row(head_dim, [=](auto d, std::int64_t i) HWY_ATTR {
         const auto xi = load(d, x + i), gi = load(d, g + i);
@@ -225,11 +219,16 @@ void copy_heads(ThreadPool& pool, const Heads& out, const Heads& in) {
   const auto bytes = [=](std::int64_t elements) { return static_cast<std::size_t>(elements) * element; };
   const auto* from = static_cast<const std::byte*>(in.rows.data()) + bytes(in.offset);
   auto* to = static_cast<std::byte*>(out.rows.data()) + bytes(out.offset);
-  const std::int64_t row = in.heads * in.head_dim;  // the heads of a row lie side by side
+  // Heads of a row that lie side by side go in one copy.
+  const bool dense = in.step() == in.head_dim && out.step() == out.head_dim;
+  const std::int64_t row = in.heads * in.head_dim, copies = dense ? 1 : in.heads, length = row / copies;
   const std::int64_t from_width = in.rows.dim(1), to_width = out.rows.dim(1);
+  const std::int64_t from_step = in.step(), to_step = out.step();
   pool.parallel_for(in.rows.dim(0), row_grain(row), [=](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n)
-      std::memcpy(to + bytes(n * to_width), from + bytes(n * from_width), bytes(row));
+      for (std::int64_t i = 0; i < copies; ++i)
+        std::memcpy(to + bytes(n * to_width + i * to_step), from + bytes(n * from_width + i * from_step),
+                    bytes(length));
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/tensor.h"
@@ -19,6 +20,16 @@ inline constexpr std::int64_t kElementsPerPiece = 1 << 15;
 inline std::int64_t row_grain(std::int64_t width) {
   return std::max<std::int64_t>(1, kElementsPerPiece / std::max<std::int64_t>(1, width));
 }
+
+// Where head h of row n begins.
+template <class T>
+T* head_at(const Heads& heads, std::int64_t n, std::int64_t h) {
+  return heads.rows.as<T>() + n * heads.rows.dim(1) + heads.offset + h * heads.step();
+}
+
+// Where documents begin, and where the last ends: data of the device, so this is called when the op runs. Bug if they
+// do not ascend within `rows`.
+std::span<const std::int32_t> document_starts(const char* op, const PackedDocuments& documents, std::int64_t rows);
 
 // Sums over rows, one for each column (gradients of weights that every row shares), in a fixed order: rows are taken in
 // blocks of kRows, each block adds its rows in order into its own fp32 sums, and finish() adds the blocks in order in

@@ -5,6 +5,7 @@
 #include "ops/checks.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/heads.h"
 
 namespace so {
 namespace {
@@ -101,14 +102,14 @@ __global__ void one_document_kernel(std::int32_t* to, std::int32_t queries, std:
   to[3] = keys;
 }
 
-// Heads of one row lie side by side, so a row is one run of `width` elements in both.
+// Grid: x over rows, y over pieces of a row's `width` elements, which are heads of head_dim.
 template <class T, int N>
-__global__ void __launch_bounds__(threads)
-    copy_rows_kernel(T* to, const T* from, std::int64_t to_width, std::int64_t from_width, std::int64_t width) {
-  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * threads + threadIdx.x) * N, row = blockIdx.x;
+__global__ void __launch_bounds__(threads) copy_heads_kernel(Span<T> to, Span<const T> from, int width, int head_dim) {
+  const int i = (static_cast<int>(blockIdx.y) * threads + threadIdx.x) * N, head = i / head_dim;
   if (i >= width) return;
   using P = Pack<T, N>;
-  *reinterpret_cast<P*>(to + row * to_width + i) = *reinterpret_cast<const P*>(from + row * from_width + i);
+  *reinterpret_cast<P*>(to.head(blockIdx.x, head) + i % head_dim) =
+      *reinterpret_cast<const P*>(from.head(blockIdx.x, head) + i % head_dim);
 }
 
 }  // namespace
@@ -170,20 +171,26 @@ void CudaOps::copy_heads(Stream& stream, Heads out, Heads in) {
   expect_same_heads("copy_heads", "in", in, "out", out);
   const std::int64_t rows = in.rows.dim(0), width = in.heads * in.head_dim;
   if (rows * width == 0) return;
-  const std::int64_t to_width = out.rows.dim(1), from_width = in.rows.dim(1);
+  SO_CHECK(width < std::int64_t{1} << 30, "copy_heads: {} elements a row", width);
+  if (in.heads > 1 && in.step() == in.head_dim && out.step() == out.head_dim) {  // side by side: as one
+    in = {in.rows, in.offset, 1, width};
+    out = {out.rows, out.offset, 1, width};
+  }
   with_type(in.rows.dtype(), [&]<class T>() {
-    T* to = static_cast<T*>(out.rows.data()) + out.offset;
-    const T* from = static_cast<const T*>(in.rows.data()) + in.offset;
-    constexpr int N = pack_size<T>;
-    const auto grid = [&](int per_thread) {
-      return dim3(blocks_for(rows, 1), blocks_for(width, std::int64_t{threads} * per_thread));
+    const auto to = span_of<T>(out);
+    const auto from = span_of<const T>(in);
+    const auto launch = [&]<int N>() {
+      const dim3 grid(blocks_for(rows, 1), blocks_for(width, std::int64_t{threads} * N));
+      copy_heads_kernel<T, N>
+          <<<grid, threads, 0, s>>>(to, from, static_cast<int>(width), static_cast<int>(in.head_dim));
     };
-    if (width % N == 0 && rows_aligned<T, N>(to_width, to) && rows_aligned<T, N>(from_width, from))
-      copy_rows_kernel<T, N><<<grid(N), threads, 0, s>>>(to, from, to_width, from_width, width);
+    constexpr int N = pack_size<T>;
+    if (in.head_dim % N == 0 && heads_aligned<T, N>(in) && heads_aligned<T, N>(out))
+      launch.template operator()<N>();
     else
-      copy_rows_kernel<T, 1><<<grid(1), threads, 0, s>>>(to, from, to_width, from_width, width);
+      launch.template operator()<1>();
   });
-  SO_CUDA_LAUNCHED("copy_rows_kernel");
+  SO_CUDA_LAUNCHED("copy_heads_kernel");
 }
 
 }  // namespace so

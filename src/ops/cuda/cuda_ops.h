@@ -38,6 +38,16 @@ class CudaOps final : public Ops {
   void swiglu(Stream&, Tensor out, Tensor gate_up, GateActivation activation) override;
   void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
                    GateActivation activation) override;
+  void sigmoid_gate(Stream&, Heads out, Heads x, Heads gate) override;
+  void sigmoid_gate_grad(Stream&, const SigmoidGateGrad&) override;
+  void gated_norm(Stream&, Heads out, Heads x, Heads gate, HeadNorm norm) override;
+  void gated_norm_grad(Stream&, const GatedNormGrad&) override;
+  void causal_conv(Stream&, const CausalConv&) override;
+  void causal_conv_grad(Stream&, const CausalConvGrad&) override;
+  void delta_gates(Stream&, const DeltaGates&) override;
+  void delta_gates_grad(Stream&, const DeltaGatesGrad&) override;
+  void delta_rule(Stream&, const DeltaRule&) override;
+  void delta_rule_grad(Stream&, const DeltaRuleGrad&) override;
   void route(Stream&, const Routing& out, Tensor logits, bool renormalized) override;
   void route_grad(Stream&, Tensor dlogits, Tensor dweights, const Routing&, Tensor logits, bool renormalized,
                   Tensor counts, float balance_scale) override;

@@ -310,6 +310,7 @@ void CudaOps::projection_norm_grad(Stream& stream, const ProjectionNormGrad& g) 
   const char* op = "projection_norm_grad";
   expect_projection_norm(op, g.din, g.in, g.norm);
   expect_same_heads(op, "dout", g.dout, "din", g.din);
+  expect_no_gaps(op, "dout", g.dout);
   const std::int64_t rows = g.in.rows.dim(0), width = g.in.heads * g.in.head_dim;
   expect_gradient(op, "dweight", g.dweight, g.din.rows.dtype(), {width});
   const cudaStream_t on = enter(stream);

@@ -9,6 +9,7 @@
 #include "ops/checks.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/heads.h"
 
 namespace so {
 namespace {
@@ -17,20 +18,6 @@ using namespace kernel;
 
 constexpr int threads = 128;
 constexpr int max_head_dim = 1024;
-
-// Heads as a kernel wants them.
-template <class T>
-struct Span {
-  T* data;  // of the first row's first head
-  std::int64_t width;
-  __device__ T* head(std::int64_t row, int h, int head_dim) const {
-    return data + row * width + static_cast<std::int64_t>(h) * head_dim;
-  }
-};
-template <class T>
-Span<T> span_of(const Heads& heads) {
-  return {static_cast<T*>(heads.rows.data()) + heads.offset, heads.rows ? heads.rows.dim(1) : 0};
-}
 
 template <class T>
 struct Rotation {
@@ -73,7 +60,7 @@ __global__ void __launch_bounds__(threads, 8) rotary_packs(Span<T> out, Span<con
 #pragma unroll
     for (int h = 0; h < HEADS; ++h)
 #pragma unroll
-      for (int k = 0; k < 2; ++k) fetched[h][k] = fetch<N>(in.head(row, head + h, a.head_dim) + k * a.half + first);
+      for (int k = 0; k < 2; ++k) fetched[h][k] = fetch<N>(in.head(row, head + h) + k * a.half + first);
     table = a.cosines(row) + first;
   }
   float r[HEADS];
@@ -116,7 +103,7 @@ __global__ void __launch_bounds__(threads, 8) rotary_packs(Span<T> out, Span<con
       y[j] = y[j] * cosine[j] + x[j] * turn;
       x[j] = turned;
     }
-    T* to = out.head(row, head + h, a.head_dim) + first;
+    T* to = out.head(row, head + h) + first;
     store<N>(to, x);
     store<N>(to + a.half, y);
   }
@@ -143,8 +130,8 @@ __global__ void __launch_bounds__(threads, 4)
     for (int h = 0; h < HEADS; ++h) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        fetched[h][0][k] = fetch<N>(dout.head(row, head + h, a.head_dim) + k * a.half + first);
-        fetched[h][1][k] = fetch<N>(in.head(row, head + h, a.head_dim) + k * a.half + first);
+        fetched[h][0][k] = fetch<N>(dout.head(row, head + h) + k * a.half + first);
+        fetched[h][1][k] = fetch<N>(in.head(row, head + h) + k * a.half + first);
       }
       r[h] = a.inv_rms[row * a.heads + head + h];
     }
@@ -185,7 +172,7 @@ __global__ void __launch_bounds__(threads, 4)
       for (int k = 0; k < 2; ++k) {
 #pragma unroll
         for (int j = 0; j < N; ++j) g[k][j] = r[h] * (g[k][j] - x[k][j] * mean);
-        store<N>(din.head(row, head + h, a.head_dim) + k * a.half + first, g[k]);
+        store<N>(din.head(row, head + h) + k * a.half + first, g[k]);
       }
     }
   }
@@ -210,8 +197,8 @@ __global__ void __launch_bounds__(threads) rotary_plain(Span<T> out, Span<const 
   const std::int64_t row = blockIdx.x;
   const float* cosines = a.cosines(row);
   for (int h = threadIdx.x / warp; h < a.heads; h += threads / warp) {
-    const T* x = in.head(row, h, a.head_dim);
-    T* y = out.head(row, h, a.head_dim);
+    const T* x = in.head(row, h);
+    T* y = out.head(row, h);
     float r = 1;
     if constexpr (NORM) {
       float squares = 0;
@@ -245,8 +232,8 @@ __global__ void __launch_bounds__(threads)
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const float* cosines = a.cosines(row);
     for (int h = threadIdx.x / warp; h < a.heads; h += threads / warp) {
-      const T* dy = dout.head(row, h, a.head_dim);
-      T* dx = din.head(row, h, a.head_dim);
+      const T* dy = dout.head(row, h);
+      T* dx = din.head(row, h);
       // d and its partner; one beyond 2 half has none.
       const auto turned = [&](int d) {
         if (d >= 2 * a.half) return to_float(dy[d]);
@@ -258,7 +245,7 @@ __global__ void __launch_bounds__(threads)
       float r = 0, mean = 0;
       const T* x = nullptr;
       if constexpr (NORM) {
-        x = in.head(row, h, a.head_dim);
+        x = in.head(row, h);
         r = a.inv_rms[row * a.heads + h];
         float dot = 0;
         const auto add = [&](int d) {
@@ -336,13 +323,6 @@ bool with_group(const Rotation<T>& a, F&& f) {
     default:
       return false;
   }
-}
-
-// Whether every head of these rows begins at a multiple of N elements' bytes.
-template <class T, int N>
-bool heads_aligned(const Heads& heads) {
-  if (!heads.rows) return true;
-  return rows_aligned<T, N>(heads.rows.dim(1), span_of<T>(heads).data);
 }
 
 }  // namespace

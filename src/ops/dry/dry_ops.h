@@ -31,6 +31,16 @@ class DryOps final : public Ops {
   void attention_grad(Stream&, const AttentionGrad&) override {}
   void swiglu(Stream&, Tensor, Tensor, GateActivation) override {}
   void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor, GateActivation) override {}
+  void sigmoid_gate(Stream&, Heads, Heads, Heads) override {}
+  void sigmoid_gate_grad(Stream&, const SigmoidGateGrad&) override {}
+  void gated_norm(Stream&, Heads, Heads, Heads, HeadNorm) override {}
+  void gated_norm_grad(Stream&, const GatedNormGrad&) override {}
+  void causal_conv(Stream&, const CausalConv&) override {}
+  void causal_conv_grad(Stream&, const CausalConvGrad&) override {}
+  void delta_gates(Stream&, const DeltaGates&) override {}
+  void delta_gates_grad(Stream&, const DeltaGatesGrad&) override {}
+  void delta_rule(Stream&, const DeltaRule&) override {}
+  void delta_rule_grad(Stream&, const DeltaRuleGrad&) override {}
   void route(Stream&, const Routing&, Tensor, bool) override {}
   void route_grad(Stream&, Tensor, Tensor, const Routing&, Tensor, bool, Tensor, float) override {}
   void router_load(Stream&, Tensor, Tensor, const Routing&, Tensor, Accumulate) override {}

@@ -77,6 +77,18 @@ __device__ inline void multiply_operand(Sums& c, const unsigned (&a)[4], std::ui
                : SO_SUMS(c)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
+// c (+)= a b^T over 16 columns of a, in registers, and of b, in shared memory.
+__device__ inline void multiply_operand_columns(Sums& c, const unsigned (&a)[4], std::uint64_t b, bool add) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; " SO_MULTIPLY "{%32,%33,%34,%35}, %36, p, 1, 1, 0;}"
+               : SO_SUMS(c)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+// c (+)= a b over 16 columns of a and rows of b, both in shared memory.
+__device__ inline void multiply_rows(Sums& c, std::uint64_t a, std::uint64_t b, bool add) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; " SO_MULTIPLY "%32, %33, p, 1, 1, 0, 1;}"
+               : SO_SUMS(c)
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
 // c (+)= a^T b over 16 rows of a and b, both in shared memory.
 __device__ inline void multiply_transposed(Sums& c, std::uint64_t a, std::uint64_t b, bool add) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; " SO_MULTIPLY "%32, %33, p, 1, 1, 1, 1;}"
@@ -142,6 +154,32 @@ __device__ inline void store_operand(bf16_t* tile, const Operand& from) {
     const unsigned to = shared_address(tile) + row * 128 + ((2 * c + matrix / 2) ^ (row % 8)) * 16;
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(from[c][0]),
                  "r"(from[c][1]), "r"(from[c][2]), "r"(from[c][3])
+                 : "memory");
+  }
+}
+
+// Writes the transpose of the group's sums, as operand, into a tile of 64 columns, of which each warp has 16.
+__device__ inline void store_transposed(bf16_t* tile, const Operand& from) {
+  const int thread = thread_number(), lane = thread % kernel::warp, matrix = lane / 8;
+  const int piece = thread / kernel::warp % 4 * 2 + matrix % 2, row = matrix / 2 * 8 + lane % 8;
+#pragma unroll
+  for (int c = 0; c < side / 16; ++c) {
+    const unsigned to = shared_address(tile) + (16 * c + row) * 128 + (piece ^ (row % 8)) * 16;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(from[c][0]),
+                 "r"(from[c][1]), "r"(from[c][2]), "r"(from[c][3])
+                 : "memory");
+  }
+}
+// Reads such a tile: `to` is its transpose.
+__device__ inline void load_transposed(Operand& to, const bf16_t* tile) {
+  const int thread = thread_number(), lane = thread % kernel::warp, matrix = lane / 8;
+  const int piece = thread / kernel::warp % 4 * 2 + matrix % 2, row = matrix / 2 * 8 + lane % 8;
+#pragma unroll
+  for (int c = 0; c < side / 16; ++c) {
+    const unsigned from = shared_address(tile) + (16 * c + row) * 128 + (piece ^ (row % 8)) * 16;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[c][0]), "=r"(to[c][1]), "=r"(to[c][2]), "=r"(to[c][3])
+                 : "r"(from)
                  : "memory");
   }
 }
