@@ -28,6 +28,12 @@ Counts count(std::span<const std::int32_t> cu_seqlens, std::int64_t window) {
 
 }  // namespace
 
+double mixing_flops(const DecoderSpec& spec, std::int64_t layer, std::span<const std::int32_t> cu_seqlens) {
+  const auto [tokens, pairs] = count(cu_seqlens, spec.layer(layer).window);
+  return spec.is_delta(layer) ? 8 * static_cast<double>(spec.delta.v_width() * spec.delta.k_dim) * tokens
+                              : 4 * static_cast<double>(spec.q_width()) * pairs;
+}
+
 double attention_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t window) {
   return count(cu_seqlens, window).pairs;
 }
@@ -76,18 +82,17 @@ std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::
                                   std::span<const UnitBackward> backward) {
   std::vector<UnitFlops> units(static_cast<std::size_t>(head_unit(spec)) + 1);
   // The gradients of a product's input and of its weight take as much as the product each, and so do two of
-  // attention's.
+  // attention's and of the delta rule's.
   const auto set = [&](int unit, double products, double attention) {
     const auto u = static_cast<std::size_t>(unit);
     const UnitBackward part = backward.empty() ? UnitBackward{} : backward[u];
     units[u] = {products + attention, part.runs ? (1 + part.weights) * products + 2 * attention : 0};
   };
-  for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
-    const auto [tokens, pairs] = count(cu_seqlens, spec.layer(layer).window);
+  const double tokens = count(cu_seqlens, 0).tokens;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     set(layer_unit(layer), 2 * static_cast<double>(matmul_parameters(spec, layer)) * tokens,
-        4 * static_cast<double>(spec.q_width()) * pairs);
-  }
-  set(head_unit(spec), 2 * static_cast<double>(spec.vocab * spec.hidden) * count(cu_seqlens, 0).tokens, 0);
+        mixing_flops(spec, layer, cu_seqlens));
+  set(head_unit(spec), 2 * static_cast<double>(spec.vocab * spec.hidden) * tokens, 0);
   return units;
 }
 
@@ -107,7 +112,8 @@ double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t 
     const double without_gradients = part.runs ? (recompute ? 3 : 2) : 1;
     products += (without_gradients + (part.runs ? part.weights : 0)) * static_cast<double>(parameters[unit]);
     const bool layer = unit > 0 && unit + 1 < parameters.size();
-    if (layer) attention += (without_gradients + (part.runs ? 1 : 0)) * static_cast<double>(spec.hidden);
+    if (layer && !spec.is_delta(static_cast<std::int64_t>(unit) - 1))
+      attention += (without_gradients + (part.runs ? 1 : 0)) * static_cast<double>(spec.hidden);
   }
   const auto s = static_cast<double>(row_length);
   return static_cast<double>(rows) * (2 * products * s + 4 * attention * s * s);

@@ -16,18 +16,41 @@ Buffer make_rope(Device& device, Stream& stream, const DecoderSpec& spec, std::i
   return buffer;
 }
 
-std::size_t cache_layer_bytes(const DecoderSpec& spec, DType activations, std::int64_t rows) {
-  return static_cast<std::size_t>(rows * 2 * spec.kv_width()) * size_of(activations);
+// Lays out the cache from `memory` on, which may be null.
+struct CacheLayout {
+  CacheLayout(std::byte* memory, const DecoderSpec& spec, DType activations, std::int64_t rows) : memory_(memory) {
+    if (rows == 0) return;
+    const DeltaSpec& d = spec.delta;
+    for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
+      LayerCache& of_layer = cache.layers.emplace_back();
+      if (spec.is_delta(layer)) {
+        of_layer.state = take(DType::f32, {d.v_heads, d.k_dim, d.v_dim});
+        of_layer.convolution = take(activations, {d.convolution - 1, d.convolved_width()});
+      } else {
+        of_layer.keys_values = take(activations, {rows, 2 * spec.kv_width()});
+      }
+    }
+  }
+
+  KvCache cache;
+  std::size_t bytes = 0;
+
+ private:
+  Tensor take(DType dtype, std::initializer_list<std::int64_t> shape) {
+    constexpr std::size_t alignment = 256;
+    const Tensor tensor(memory_ == nullptr ? nullptr : memory_ + bytes, dtype, shape);
+    bytes += (tensor.bytes() + alignment - 1) / alignment * alignment;
+    return tensor;
+  }
+  std::byte* memory_;
+};
+
+std::size_t cache_bytes(const DecoderSpec& spec, DType activations, std::int64_t rows) {
+  return CacheLayout(nullptr, spec, activations, rows).bytes;
 }
 
 KvCache make_cache(const Buffer& memory, const DecoderSpec& spec, DType activations, std::int64_t rows) {
-  KvCache cache;
-  if (rows == 0) return cache;
-  const std::size_t layer_bytes = cache_layer_bytes(spec, activations, rows);
-  for (std::int64_t layer = 0; layer < spec.layers; ++layer)
-    cache.layers.emplace_back(static_cast<std::byte*>(memory.data()) + static_cast<std::size_t>(layer) * layer_bytes,
-                              activations, std::initializer_list<std::int64_t>{rows, 2 * spec.kv_width()});
-  return cache;
+  return CacheLayout(static_cast<std::byte*>(memory.data()), spec, activations, rows).cache;
 }
 
 DecoderSettings for_largest_batch(DecoderSettings settings, const ModelShape& shape) {
@@ -49,9 +72,7 @@ ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const Dec
       rope_rows_(spec, shape.positions),
       rope_(make_rope(device, stream, spec, shape.positions)),
       cache_memory_(device.allocate(MemoryKind::device,
-                                    static_cast<std::size_t>(spec.layers) *
-                                        cache_layer_bytes(spec, settings.formats.activations, shape.cache_rows),
-                                    "KV cache")),
+                                    cache_bytes(spec, settings.formats.activations, shape.cache_rows), "KV cache")),
       cache_(make_cache(cache_memory_, spec, settings.formats.activations, shape.cache_rows)),
       store_(device, kept_on_host(settings.keep),
              layer_input_bytes(spec, settings.formats.activations, shape.kept_tokens)),

@@ -18,7 +18,10 @@ struct Shape {
 Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   const auto q = s.q_width(), kv = s.kv_width(), h = s.hidden, f = s.intermediate;
   const ExpertSpec& x = s.experts;
+  const DeltaSpec& d = s.delta;
+  const bool delta = s.is_delta(layer), attends = !delta;
   const bool experts = s.layer(layer).experts, dense = !experts, expert_biases = experts && x.biases;
+  const bool qk_norms = s.qk_norm || s.projection_norm;
   // A weight of all experts, from `in` to `out` columns.
   const auto stacked = [&](std::int64_t in, std::int64_t out) -> Shape {
     if (x.layout == ExpertLayout::in_out) return {.present = experts, .dims = {x.count, in, out}};
@@ -36,27 +39,44 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::final_norm:
       return {.decay = false, .dims = {h}};
     case Role::q:
-      return {.dims = {q, h}};
+      return {.present = attends, .dims = {s.projected_q_width(), h}};
     case Role::k:
     case Role::v:
-      return {.joined = true, .dims = {kv, h}};
+      return {.present = attends, .joined = true, .dims = {kv, h}};
     case Role::qkv:
-      return {.dims = {s.qkv_width(), h}};
+      return {.present = attends, .dims = {s.qkv_width(), h}};
     case Role::q_bias:
-      return {.present = s.qkv_bias, .decay = false, .dims = {q}};
+      return {.present = attends && s.qkv_bias, .decay = false, .dims = {s.projected_q_width()}};
     case Role::k_bias:
     case Role::v_bias:
-      return {.present = s.qkv_bias, .decay = false, .joined = true, .dims = {kv}};
+      return {.present = attends && s.qkv_bias, .decay = false, .joined = true, .dims = {kv}};
     case Role::q_norm:
-      return {.present = s.qk_norm || s.projection_norm, .decay = false, .dims = {s.qk_norm ? s.head_dim : q}};
+      return {.present = attends && qk_norms, .decay = false, .dims = {s.qk_norm ? s.head_dim : q}};
     case Role::k_norm:
-      return {.present = s.qk_norm || s.projection_norm, .decay = false, .dims = {s.qk_norm ? s.head_dim : kv}};
+      return {.present = attends && qk_norms, .decay = false, .dims = {s.qk_norm ? s.head_dim : kv}};
     case Role::sinks:
-      return {.present = s.sinks, .dims = {s.heads}};
+      return {.present = attends && s.sinks, .dims = {s.heads}};
     case Role::o:
-      return {.dims = {h, q}};
+      return {.present = attends, .dims = {h, q}};
     case Role::o_bias:
-      return {.present = s.o_bias, .decay = false, .dims = {h}};
+      return {.present = attends && s.o_bias, .decay = false, .dims = {h}};
+    case Role::delta_qkv:
+      return {.present = delta, .dims = {d.convolved_width(), h}};
+    case Role::delta_z:
+      return {.present = delta, .joined = true, .dims = {d.v_width(), h}};
+    case Role::delta_b:
+    case Role::delta_a:
+      return {.present = delta, .joined = true, .dims = {d.v_heads, h}};
+    case Role::delta_convolution:
+      return {.present = delta, .dims = {d.convolved_width(), 1, d.convolution}};
+    case Role::delta_a_log:
+      return {.present = delta, .dims = {d.v_heads}};
+    case Role::delta_dt_bias:
+      return {.present = delta, .decay = false, .dims = {d.v_heads}};
+    case Role::delta_norm:
+      return {.present = delta, .decay = false, .dims = {d.v_dim}};
+    case Role::delta_out:
+      return {.present = delta, .dims = {h, d.v_width()}};
     case Role::gate:
       return {.present = dense, .dims = {f, h}};
     case Role::up:
@@ -193,15 +213,19 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
   for (std::int64_t l = 0; l < spec.layers; ++l)
     index.layers.push_back(
         {.input_norm = joined(l, {{Role::input_norm}}),
-         .qkv = joined(l, {{Role::q, 3}, {Role::qkv}}),
+         .qkv = joined(l, {{Role::q, 3}, {Role::qkv}, {Role::delta_qkv, 4}}),
          .qkv_bias = joined(l, {{Role::q_bias, 3}}),
          .q_norm = joined(l, {{Role::q_norm}}),
          .k_norm = joined(l, {{Role::k_norm}}),
          .sinks = joined(l, {{Role::sinks}}),
-         .o = joined(l, {{Role::o}}),
+         .o = joined(l, {{Role::o}, {Role::delta_out}}),
          .o_bias = joined(l, {{Role::o_bias}}),
          .attention_output_norm = joined(l, {{Role::attention_output_norm}}),
          .mlp_norm = joined(l, {{Role::mlp_norm}}),
+         .convolution = joined(l, {{Role::delta_convolution}}),
+         .a_log = joined(l, {{Role::delta_a_log}}),
+         .dt_bias = joined(l, {{Role::delta_dt_bias}}),
+         .delta_norm = joined(l, {{Role::delta_norm}}),
          .router = joined(l, {{Role::router}}),
          .router_bias = joined(l, {{Role::router_bias}}),
          .gate_up =
@@ -215,7 +239,7 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
 
 std::int64_t matmul_parameters(const DecoderSpec& s, std::int64_t layer) {
   const std::int64_t router = s.layer(layer).experts ? s.experts.count * s.hidden : 0;
-  return s.qkv_width() * s.hidden + s.q_width() * s.hidden + router + 3 * s.hidden * s.mlp_width(layer);
+  return (s.projected_width(layer) + s.mixed_width(layer) + 3 * s.mlp_width(layer)) * s.hidden + router;
 }
 
 std::int64_t matmul_parameters(const DecoderSpec& s) {

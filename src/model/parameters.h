@@ -23,7 +23,7 @@ inline int layer_unit(std::int64_t layer) { return static_cast<int>(layer) + 1; 
 inline int head_unit(const DecoderSpec& spec) { return static_cast<int>(spec.layers) + 1; }
 
 // All parameters in forward order, with Hugging Face names. Tied models have no lm_head of their own. Norms and biases
-// take no weight decay.
+// take no weight decay, as in transformers' Trainer, which goes by names: A_log does, dt_bias does not.
 std::vector<Parameter> make_parameters(const DecoderSpec& spec);
 // The same with what a run says of them; lm_head.weight is another name of a tied embedding, and what the files of a
 // model of text and more can call a parameter (stored_names.h) is another name of it. Throws Error.
@@ -43,7 +43,8 @@ struct Joined {
 struct ParameterIndex {
   struct Layer {
     Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, attention_output_norm, mlp_norm;
-    Joined router, router_bias;  // in a layer with experts, whose next four are of all experts
+    Joined convolution, a_log, dt_bias, delta_norm;  // of a delta layer, whose qkv and o are its first and last product
+    Joined router, router_bias;                      // in a layer with experts, whose next four are of all experts
     Joined gate_up, gate_up_bias, down, down_bias, mlp_output_norm;
   };
   int embedding, final_norm, lm_head;  // lm_head == embedding when tied

@@ -8,7 +8,8 @@ namespace so {
 namespace {
 
 bool share_heads(const DecoderSpec& spec, std::int64_t ranks) {
-  return spec.heads % ranks == 0 && (spec.kv_heads % ranks == 0 || ranks % spec.kv_heads == 0);
+  const bool delta = !spec.has_delta() || spec.delta.k_heads % ranks == 0;
+  return spec.heads % ranks == 0 && (spec.kv_heads % ranks == 0 || ranks % spec.kv_heads == 0) && delta;
 }
 
 }  // namespace
@@ -30,10 +31,12 @@ void require_sequence_split(const DecoderSpec& spec, int ranks, const std::strin
   std::string sizes;
   for (std::int64_t size = 1; size <= spec.heads; ++size)
     if (share_heads(spec, size)) sizes += fmt::format("{}{}", sizes.empty() ? "" : ", ", size);
+  const std::string of_delta =
+      spec.has_delta() ? fmt::format(", and in its delta layers {} key heads", spec.delta.k_heads) : std::string();
   fail(
       "--sequence_parallel_size {}: each rank attends with as many heads as any other, and {} has {} query and {} key "
-      "and value heads; use one of {}",
-      ranks, model, spec.heads, spec.kv_heads, sizes);
+      "and value heads{}; use one of {}",
+      ranks, model, spec.heads, spec.kv_heads, of_delta, sizes);
 }
 
 }  // namespace so

@@ -1,4 +1,5 @@
-// A model whose tokens are split among ranks (Ulysses): which heads each rank attends with.
+// A model whose tokens are split among ranks (Ulysses): which heads each rank attends with. In delta layers each has as
+// many key heads as any other, with their value heads.
 #pragma once
 
 #include <cstdint>

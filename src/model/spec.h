@@ -58,6 +58,25 @@ struct ExpertSpec {
   double balance = 0;  // the router's load-balancing loss is added to the loss times this [Switch, Fedus et al. 2021]
 };
 
+// How the tokens of a layer learn of each other.
+enum class TokenMixer : std::uint8_t {
+  attention,
+  gated_delta,  // a state that every token changes, behind a short convolution [Gated DeltaNet, Yang et al. 2024]
+};
+
+// The gated delta rule, where a layer has it. Value head h reads and writes with key head h / (v_heads / k_heads).
+struct DeltaSpec {
+  std::int64_t k_heads = 0, v_heads = 0, k_dim = 0, v_dim = 0;
+  std::int64_t convolution = 0;  // tokens that its causal convolution sees, their own included
+
+  std::int64_t k_width() const { return k_heads * k_dim; }
+  std::int64_t v_width() const { return v_heads * v_dim; }
+  // A token's projections lie in this order: queries, keys and values, which are convolved; the gate of the output, as
+  // wide as the values; and two columns of a value head, for how much it learns and how much it forgets.
+  std::int64_t convolved_width() const { return 2 * k_width() + v_width(); }
+  std::int64_t projected_width() const { return convolved_width() + v_width() + 2 * v_heads; }
+};
+
 // Which rotation the queries and keys of a layer take.
 enum class LayerRotation : std::uint8_t {
   global,  // DecoderSpec::rope
@@ -69,6 +88,7 @@ struct LayerSpec {
   std::int64_t window = 0;  // keys a query sees, its own included; 0: all before it
   bool experts = false;
   LayerRotation rotation = LayerRotation::global;
+  TokenMixer mixer = TokenMixer::attention;
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -80,11 +100,13 @@ struct DecoderSpec {
   float rms_epsilon = 1e-6f;
   // RMSNorms of a layer: of what attention and MLP read, and of what they add to the residual stream.
   bool input_norms = true, output_norms = false;
-  float norm_offset = 0;         // added to every norm's stored weight
+  float norm_offset = 0;         // added to every norm's stored weight, but for that of a delta layer's output
   bool qk_norm = false;          // RMSNorm of each query and key head before the rotation
   bool projection_norm = false;  // RMSNorm of all query heads of a token as one, and of all key heads
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   bool sinks = false;  // a learned logit of each head in the softmax's sum (AttentionSpans)
+  bool output_gate =
+      false;  // attention's output is multiplied by sigmoid(gate); each query head is followed by its gate
   bool tied_embeddings = false;
   GateActivation gate = GateActivation::silu;  // of layers without experts
   double attention_scale = 0;                  // multiplies q.k; 0: 1 / sqrt(head_dim)
@@ -95,6 +117,7 @@ struct DecoderSpec {
   RopeSpec rope;
   std::optional<RopeSpec> local_rope;  // turns as many dimensions as `rope`
   ExpertSpec experts;
+  DeltaSpec delta;
   std::vector<LayerSpec> layer_specs;  // by layer; empty: every layer is a plain one
   double initializer_range = 0.02;
   std::vector<std::string> remarks;  // what config.json asks for and is not done, a line each
@@ -109,7 +132,18 @@ struct DecoderSpec {
   }
   std::int64_t q_width() const { return heads * head_dim; }
   std::int64_t kv_width() const { return kv_heads * head_dim; }
-  std::int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  // Columns of a token's queries among its projections, their gates included.
+  std::int64_t projected_q_width() const { return output_gate ? 2 * q_width() : q_width(); }
+  std::int64_t qkv_width() const { return projected_q_width() + 2 * kv_width(); }
+  bool is_delta(std::int64_t i) const { return layer(i).mixer == TokenMixer::gated_delta; }
+  bool has_delta() const {
+    for (const LayerSpec& l : layer_specs)
+      if (l.mixer == TokenMixer::gated_delta) return true;
+    return false;
+  }
+  // Columns that the first product of a layer makes of a token, and that its tokens' mixer gives to the last.
+  std::int64_t projected_width(std::int64_t i) const { return is_delta(i) ? delta.projected_width() : qkv_width(); }
+  std::int64_t mixed_width(std::int64_t i) const { return is_delta(i) ? delta.v_width() : q_width(); }
   std::int64_t expert_layers() const {
     std::int64_t n = 0;
     for (const LayerSpec& l : layer_specs) n += l.experts;

@@ -66,7 +66,8 @@ Answer TextGenerator::answer(const Tokenizer& tokenizer, std::span<const std::in
            "{} tokens and {} more", prompt.size(), settings.max_new_tokens);
   // The last token is always read, since its logits are wanted.
   const auto [mine, theirs] = std::mismatch(read_.begin(), read_.end(), prompt.begin(), prompt.end());
-  const auto known = std::min(static_cast<std::size_t>(mine - read_.begin()), prompt.size() - 1);
+  auto known = std::min(static_cast<std::size_t>(mine - read_.begin()), prompt.size() - 1);
+  if (known < read_.size() && model_.decoder().spec().has_delta()) known = 0;  // a state cannot go back
   read_.resize(known);
   model_.cache().used = static_cast<std::int64_t>(known);
 

@@ -25,6 +25,7 @@ DecoderSettings settings(DType compute = DType::f32, std::vector<Keep> keep = {}
 // Qwen3: norms on q and k, tied. Llama: rotation in place, biases, a head of its own. With experts: one model with a
 // dense layer between, and one with windows, sinks and biases everywhere. OLMo: norms of what blocks add and of whole
 // projections, none of what blocks read. Granite: every multiplier. Gemma: norms before and after, two rotations.
+// Qwen3.5: gated delta layers, and attention with a gate.
 class ConsistencyTest : public testing::TestWithParam<const char*> {
  protected:
   std::vector<Keep> every(Keep keep) const { return std::vector(static_cast<std::size_t>(fixture.spec.layers), keep); }
@@ -44,7 +45,7 @@ class ConsistencyTest : public testing::TestWithParam<const char*> {
 SO_LABEL(sweep, test::covered_families("Models/ConsistencyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest,
                          testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4", "olmo3",
-                                         "granite-v4", "glm4-v4", "gemma3-v4", "ministral3"),
+                                         "granite-v4", "glm4-v4", "gemma3-v4", "ministral3", "qwen3-5", "qwen3-5-bias"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -240,7 +240,7 @@ class DecoderRig {
         settings_(settings),
         weights_(stream.device(), fixture.layout, settings.formats.weights),
         rope_(make_rope(stream, fixture.spec)),
-        store_(stream.device(), kept_on_host(settings.keep), 512 * static_cast<std::size_t>(fixture.spec.hidden)),
+        store_(stream.device(), kept_on_host(settings.keep), 1024 * static_cast<std::size_t>(fixture.spec.hidden)),
         decoder_(fixture.spec, fixture.layout, ops, rope_, settings, &store_, exchange) {
     load();
     if (!stream.device().backed()) return;
@@ -307,10 +307,20 @@ class DecoderRig {
   };
   Cache make_cache(std::int64_t capacity) {
     Cache cache;
-    for (std::int64_t layer = 0; layer < fixture_.spec.layers; ++layer) {
-      cache.memory.emplace_back(stream_, settings_.formats.activations,
-                                std::initializer_list<std::int64_t>{capacity, 2 * fixture_.spec.kv_width()});
-      cache.views.layers.push_back(cache.memory.back());
+    const DecoderSpec& spec = fixture_.spec;
+    const auto take = [&](DType dtype, std::initializer_list<std::int64_t> shape) -> Tensor {
+      cache.memory.emplace_back(stream_, dtype, shape);
+      return cache.memory.back();
+    };
+    const DType t = settings_.formats.activations;
+    for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
+      LayerCache& of_layer = cache.views.layers.emplace_back();
+      if (spec.is_delta(layer)) {
+        of_layer.state = take(DType::f32, {spec.delta.v_heads, spec.delta.k_dim, spec.delta.v_dim});
+        of_layer.convolution = take(t, {spec.delta.convolution - 1, spec.delta.convolved_width()});
+      } else {
+        of_layer.keys_values = take(t, {capacity, 2 * spec.kv_width()});
+      }
     }
     return cache;
   }
@@ -428,7 +438,7 @@ class DecoderRig {
   WatchedWeights weights_;
   TestTensor rope_;
   std::int64_t text_tokens_ = 0;  // with a cache
-  ActivationStore store_;         // of 128 tokens
+  ActivationStore store_;         // of 256 tokens
   Decoder decoder_;
   std::unique_ptr<Device> dry_device_;
   std::unique_ptr<Stream> dry_stream_;

@@ -81,8 +81,8 @@ std::vector<Document> cut_short(std::span<const Document> documents) {
 }
 
 // Biases and grouped heads; windows with sinks, one key head and experts; the router's loss, which is one of all
-// tokens; norms of whole projections; norms of heads, and two rotations. With 4 ranks the first two have replicated key
-// heads.
+// tokens; norms of whole projections; norms of heads, and two rotations; delta layers beside attention with a gate.
+// With 4 ranks the first two have replicated key heads.
 class SequenceTest : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -92,15 +92,17 @@ class SequenceTest : public testing::TestWithParam<const char*> {
     Rig cpu;
     const DecoderSettings settings = slice_settings(fixture, Keep::all);
     const StepResult whole = DecoderRig(cpu.stream(), cpu.ops(), fixture, settings).step(batch);
-    for (const int ranks : {2, 4})
+    for (const int ranks : {2, most_ranks()})
       expect_same(split_step(fixture, settings, batch, ranks), whole, what + ", ranks: " + std::to_string(ranks));
   }
+  // Delta layers have two key heads, which ranks do not share.
+  int most_ranks() const { return fixture.spec.has_delta() ? 2 : 4; }
   const ModelFixture fixture{GetParam()};
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, SequenceTest,
                          testing::Values("llama-bias", "gpt-oss", "qwen3-moe-balance", "olmo3", "gemma3-v4",
-                                         "ministral3"),
+                                         "ministral3", "qwen3-5", "qwen3-5-bias"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -173,7 +175,7 @@ TEST_P(SequenceTest, InBf16AsFarFromFp32AsTheWhole) {
     return DecoderRig(cpu.stream(), cpu.ops(), fixture, slice_settings(fixture, Keep::all, compute)).step(batch);
   };
   const StepResult exact = whole(DType::f32), rounded = whole(DType::bf16);
-  const StepResult split = split_step(fixture, slice_settings(fixture, Keep::all, DType::bf16), batch, 4);
+  const StepResult split = split_step(fixture, slice_settings(fixture, Keep::all, DType::bf16), batch, most_ranks());
   const auto off = [&](const StepResult& step) {
     double error = 0, size = 0;
     for (const auto& [name, gradient] : exact.gradients) {
@@ -183,6 +185,15 @@ TEST_P(SequenceTest, InBf16AsFarFromFp32AsTheWhole) {
     return std::sqrt(error / size);
   };
   EXPECT_LE(off(split), 1.5 * off(rounded));
+}
+
+TEST(SequenceSplit, RanksShareTheKeyHeadsOfDeltaLayersToo) {
+  const ModelFixture fixture("qwen3-5");
+  for (const int ranks : {1, 2}) require_sequence_split(fixture.spec, ranks, "model");
+  EXPECT_EQ(
+      test::refusal([&] { require_sequence_split(fixture.spec, 4, "model"); }),
+      "--sequence_parallel_size 4: each rank attends with as many heads as any other, and model has 4 query and 2 "
+      "key and value heads, and in its delta layers 2 key heads; use one of 1, 2");
 }
 
 TEST(SequenceSplit, RanksShareHeadsEqually) {

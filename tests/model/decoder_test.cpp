@@ -58,7 +58,7 @@ constexpr const char* dense_models[]{
     "llama-untied", "llama-tied-llama3", "llama-v4",  "llama-bias",    "llama-sharded", "qwen3-tied", "qwen3-untied-v4",
     "mistral",      "phi3-v4",           "phi3-long", "qwen3-bf16-v4", "phi3-short",    "qwen2",      "seed-oss",
     "smollm3-v4",   "olmo2-v4",          "olmo3",     "granite-v4",    "glm4",          "glm4-v4",    "gemma3-v4",
-    "ministral3",   "gemma3-vision"};
+    "ministral3",   "gemma3-vision",     "qwen3-5",   "qwen3-5-bias"};
 constexpr const char* expert_models[]{"qwen3-moe", "qwen3-moe-balance", "gpt-oss", "mixtral-v4"};
 class DenseTest : public FixtureTest {};
 class ExpertsTest : public FixtureTest {};
@@ -156,8 +156,12 @@ TEST_P(DenseTest, Bf16IsAsFarFromPyTorchAsItsRoundingExplains) {
   for (const DType kept : {DType::f32, DType::bf16}) {
     if (kept == DType::bf16 && fixture.spec.tied_embeddings) continue;  // two are added up
     const StepResult step = decoder.step(batch, kept);
-    for (const auto& [name, gradient] : step.gradients)
-      expect_gradient(gradient, expected.at(name).values, bound, name + " in " + std::string(name_of(kept)));
+    for (const auto& [name, gradient] : step.gradients) {
+      // A few numbers in which the errors of all tokens meet: PyTorch's own are 1.4 times the bound in bf16.
+      const bool few = name.ends_with(".A_log") || name.ends_with(".dt_bias");
+      expect_gradient(gradient, expected.at(name).values, few ? 2 * bound : bound,
+                      name + " in " + std::string(name_of(kept)));
+    }
     const double loss = fixture.expected.at("batch").at("loss");
     EXPECT_NEAR(mean_loss(step.losses, batch), loss, bound * loss);
   }
@@ -221,7 +225,7 @@ class GreedyTest : public testing::TestWithParam<const char*> {
 SO_LABEL(sweep, test::covered_families("Models/GreedyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
                          testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4",
-                                         "olmo3", "gemma3-v4", "gemma3-vision", "ministral3"),
+                                         "olmo3", "gemma3-v4", "gemma3-vision", "ministral3", "qwen3-5"),
                          name_of_case);
 
 TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {

@@ -70,7 +70,8 @@ TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
                                                {"Olmo3ForCausalLM", 32},
                                                {"GraniteForCausalLM", 32},
                                                {"Glm4ForCausalLM", 2},
-                                               {"Gemma3ForCausalLM", 4}}) {
+                                               {"Gemma3ForCausalLM", 4},
+                                               {"Qwen3_5ForCausalLM", 4}}) {
     EXPECT_EQ(key_heads(architecture, false), expected) << architecture;
     EXPECT_EQ(key_heads(architecture, true), 32) << architecture;
   }
@@ -192,6 +193,81 @@ TEST(Families, TheRoutersLossCountsWhenTheConfigAsksForIt) {
   EXPECT_EQ(read_spec(moe({{"router_aux_loss_coef", 0.5}})).experts.balance, 0);
   EXPECT_EQ(read_spec(moe({{"router_aux_loss_coef", 0.5}, {"output_router_logits", true}})).experts.balance, 0.5);
   EXPECT_EQ(read_spec(moe({{"output_router_logits", true}})).experts.balance, 0.001);
+}
+
+std::vector<bool> deltas(const DecoderSpec& spec) {
+  std::vector<bool> result;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) result.push_back(spec.is_delta(layer));
+  return result;
+}
+
+TEST(Families, Qwen35WithoutKeysIsThatOfTransformers) {
+  const DecoderSpec s = read_spec(config_of("Qwen3_5ForCausalLM"));
+  EXPECT_EQ(s.head_dim, 256);
+  EXPECT_EQ(s.rope.rotary_dim, 64);
+  EXPECT_EQ(s.rope.theta, 10000);
+  EXPECT_TRUE(s.output_gate && s.qk_norm && !s.qkv_bias && !s.o_bias && !s.tied_embeddings);
+  EXPECT_EQ(s.norm_offset, 1);
+  EXPECT_EQ(deltas(s), (std::vector<bool>{true, true, true, false}));
+  EXPECT_EQ(s.delta.k_heads, 16);
+  EXPECT_EQ(s.delta.v_heads, 32);
+  EXPECT_EQ(s.delta.k_dim, 128);
+  EXPECT_EQ(s.delta.v_dim, 128);
+  EXPECT_EQ(s.delta.convolution, 4);
+  EXPECT_EQ(s.delta.convolved_width(), 8192);
+  EXPECT_EQ(s.delta.projected_width(), 8192 + 4096 + 64);
+  EXPECT_EQ(s.qkv_width(), (2 * 4 + 2 * 2) * 256);
+}
+
+TEST(Families, Qwen35ReadsWhatIsPublished) {
+  const json more{{"full_attention_interval", 2},
+                  {"attn_output_gate", true},
+                  {"attention_bias", true},
+                  {"linear_num_key_heads", 2},
+                  {"linear_num_value_heads", 6},
+                  {"linear_key_head_dim", 8},
+                  {"linear_value_head_dim", 10},
+                  {"linear_conv_kernel_dim", 3},
+                  {"head_dim", 16},
+                  {"mamba_ssm_dtype", "float32"},
+                  {"mtp_num_hidden_layers", 1},
+                  {"mtp_use_dedicated_embeddings", false},
+                  {"tie_word_embeddings", true},
+                  {"rope_parameters",
+                   {{"rope_type", "default"},
+                    {"rope_theta", 1e7},
+                    {"partial_rotary_factor", 0.5},
+                    {"mrope_interleaved", true},
+                    {"mrope_section", {11, 11, 10}}}}};
+  const DecoderSpec s = read_spec(config_of("Qwen3_5ForCausalLM", more));
+  EXPECT_EQ(deltas(s), (std::vector<bool>{true, false, true, false}));
+  EXPECT_EQ(s.delta.v_heads, 6);
+  EXPECT_EQ(s.delta.v_dim, 10);
+  EXPECT_EQ(s.delta.convolution, 3);
+  EXPECT_EQ(s.rope.rotary_dim, 8);
+  EXPECT_EQ(s.rope.theta, 1e7);
+  EXPECT_TRUE(s.qkv_bias && s.o_bias && s.tied_embeddings);
+  json typed = config_of("Qwen3_5ForCausalLM", more);
+  typed["layer_types"] = {"full_attention", "linear_attention", "linear_attention", "full_attention"};
+  EXPECT_EQ(deltas(read_spec(typed)), (std::vector<bool>{false, true, true, false}));
+}
+
+TEST(Families, Qwen35RefusesWhatItIsNot) {
+  const auto refused = [](const char* key, const json& value, const char* why) {
+    expect_refused(config_of("Qwen3_5ForCausalLM", {{key, value}}), {std::string("config.json: ") + key, why});
+  };
+  refused("attn_output_gate", false, "only true");
+  refused("hidden_act", "gelu", "only 'silu'");
+  refused("mamba_ssm_dtype", "bfloat16", "only 'float32'");
+  refused("linear_num_value_heads", 24, "multiple of linear_num_key_heads");
+  refused("linear_conv_kernel_dim", 9, "at most 8");
+  refused("full_attention_interval", 0, "positive");
+  refused("layer_types", json{"full_attention"}, "has 1 entries for 4 layers");
+  refused("layer_types", json{"full_attention", "full_attention", "full_attention", "sliding_attention"},
+          "only 'linear_attention' and 'full_attention'");
+  refused("linear_value_head_dim", 1 << 25, "more than any model has");
+  expect_refused(config_of("Qwen3_5ForCausalLM", {{"rope_parameters", {{"mrope_section", {1, -1}}}}}),
+                 {"rope_parameters.mrope_section"});
 }
 
 TEST(Families, GptOss) {

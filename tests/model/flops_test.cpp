@@ -50,6 +50,32 @@ TEST(Flops, OfTheModelByHand) {
   EXPECT_EQ(model_flops(s, {}), 0);
 }
 
+// A delta layer: 2 key heads of 3 and 4 value heads of 5: 32 columns are convolved, 20 gate, 8 say how much. The
+// products of 60 x 4 and 4 x 20, and an MLP of 3 x 5 x 4; the rule takes 8 * 20 * 3 FLOPs a token, whatever its
+// document.
+TEST(Flops, OfADeltaLayerByHand) {
+  DecoderSpec s = tiny();
+  s.architecture = "Qwen3_5ForCausalLM";
+  s.delta = {.k_heads = 2, .v_heads = 4, .k_dim = 3, .v_dim = 5, .convolution = 4};
+  s.layer_specs = {{.mixer = TokenMixer::gated_delta}, {}};
+  EXPECT_EQ(matmul_parameters(s, 0), 60 * 4 + 4 * 20 + 60);
+  EXPECT_EQ(matmul_parameters(s, 1), 204);
+  const std::array<std::int32_t, 3> cu_seqlens{0, 3, 5};
+  const auto units = unit_flops(s, cu_seqlens);
+  EXPECT_EQ(units[1].forward, 380.0 * 2 * 5 + 480 * 5);
+  EXPECT_EQ(units[1].backward, 2 * units[1].forward);
+  EXPECT_EQ(units[2].forward, 204.0 * 2 * 5 + 9.0 * 2 * (12 + 12));
+  // Beside those matrices a convolution of 32 x 4, two numbers a value head, a norm of 5, and two norms of 4.
+  EXPECT_EQ(unit_parameter_counts(s)[1], 380 + 128 + 8 + 5 + 8);
+  // With a gate the queries of the other layer are twice as wide.
+  s.output_gate = s.qk_norm = true;
+  EXPECT_EQ(matmul_parameters(s, 1), 204 + 12 * 4);
+  EXPECT_EQ(unit_flops(s, cu_seqlens)[2].forward, 252.0 * 2 * 5 + 9.0 * 2 * (12 + 12));
+  // The published count has attention in that layer alone.
+  EXPECT_EQ(reference_flops(s, 1, 7, false),
+            2 * 3.0 * static_cast<double>(parameter_count(s)) * 7 + 4 * 3 * 1 * 4 * 49.0);
+}
+
 TEST(Flops, OfTheUnitsAddUpToTheModels) {
   const std::array<std::int32_t, 3> cu_seqlens{0, 3, 5};
   const auto units = unit_flops(tiny(), cu_seqlens);

@@ -68,6 +68,37 @@ TEST(Initialize, NormsMultiplyByOne) {
   }
 }
 
+// As transformers: a delta layer's A is even between 0.01 and 16, dt_bias 1, and its norm is stored around 1 where
+// others are around 0.
+TEST(Initialize, DeltaLayers) {
+  DecoderSpec spec;
+  spec.norm_offset = 1;
+  const auto values = [&](const char* name, std::int64_t size, std::uint64_t seed, std::int64_t begin = 0) {
+    std::vector<float> x(static_cast<std::size_t>(size - begin));
+    initialize(spec, {name, {size}}, seed, begin, x);
+    return x;
+  };
+  constexpr std::int64_t heads = 40000;
+  const std::vector<float> a_log = values("model.layers.0.linear_attn.A_log", heads, 1);
+  double sum = 0;
+  for (const float x : a_log) {
+    const double a = std::exp(static_cast<double>(x));
+    EXPECT_TRUE(a > 0.00999 && a < 16.001) << a;
+    sum += a;
+  }
+  EXPECT_NEAR(sum / heads, 8.005, 5 * 15.99 / std::sqrt(12.0 * heads));
+  EXPECT_LT(*std::min_element(a_log.begin(), a_log.end()), std::log(0.02));
+  EXPECT_EQ(values("model.layers.0.linear_attn.A_log", heads, 1, 7),
+            std::vector<float>(a_log.begin() + 7, a_log.end()));
+  EXPECT_NE(values("model.layers.0.linear_attn.A_log", heads, 2), a_log);
+  EXPECT_NE(values("model.layers.1.linear_attn.A_log", heads, 1), a_log);
+  EXPECT_EQ(values("model.layers.0.linear_attn.dt_bias", 3, 1), std::vector<float>(3, 1));
+  EXPECT_EQ(values("model.layers.0.linear_attn.norm.weight", 3, 1), std::vector<float>(3, 1));
+  EXPECT_EQ(values("model.layers.0.input_layernorm.weight", 3, 1), std::vector<float>(3, 0));
+  EXPECT_EQ(values("model.layers.0.self_attn.q_norm.weight", 3, 1), std::vector<float>(3, 0));
+  EXPECT_TRUE(drawn({"model.layers.0.linear_attn.conv1d.weight", {12, 1, 4}}));
+}
+
 double correlation(const std::vector<float>& a, const std::vector<float>& b, std::size_t lag) {
   const auto n = static_cast<std::size_t>(count);
   return mean([&](std::size_t i) { return static_cast<double>(a[i]) * b[(i + lag) % n]; }) / (0.02 * 0.02);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <tuple>
 
 #include "base/error.h"
@@ -86,6 +87,32 @@ TEST(Parameters, OrderUnitsAndDecayOfALlamaWithBiases) {
   }
 }
 
+// Of transformers' get_decay_parameter_names(): no name with "bias" or a norm decays, and all others do.
+TEST(Parameters, DecayOfADeltaLayerIsThatOfTransformers) {
+  DecoderSpec spec = small_spec("Qwen3_5ForCausalLM");
+  spec.delta = {.k_heads = 2, .v_heads = 4, .k_dim = 3, .v_dim = 5, .convolution = 4};
+  spec.layer_specs = {{.mixer = TokenMixer::gated_delta}, {}};
+  spec.qk_norm = spec.output_gate = spec.qkv_bias = true;
+  std::map<std::string, Parameter> by_name;
+  for (const Parameter& p : make_parameters(spec)) by_name[p.name] = p;
+  const std::string delta = "model.layers.0.linear_attn.", attention = "model.layers.1.self_attn.";
+  for (const char* name : {"in_proj_qkv.weight", "in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight",
+                           "conv1d.weight", "A_log", "out_proj.weight"})
+    EXPECT_TRUE(by_name.at(delta + name).decay) << name;
+  for (const char* name : {"dt_bias", "norm.weight"}) EXPECT_FALSE(by_name.at(delta + name).decay) << name;
+  EXPECT_EQ(by_name.at(delta + "conv1d.weight").shape, (std::vector<std::int64_t>{32, 1, 4}));
+  EXPECT_EQ(by_name.at(attention + "q_proj.weight").shape, (std::vector<std::int64_t>{24, 4}));
+  EXPECT_EQ(by_name.at(attention + "q_proj.bias").shape, (std::vector<std::int64_t>{24}));
+  EXPECT_FALSE(by_name.contains("model.layers.0.self_attn.q_proj.weight"));
+  EXPECT_FALSE(by_name.contains("model.layers.1.linear_attn.A_log"));
+  // The four projections of a delta layer read as one matrix.
+  const ParameterLayout layout(make_parameters(spec));
+  const ParameterIndex::Layer layer = make_parameter_index(spec, layout).layers[0];
+  std::vector<float> weights(static_cast<std::size_t>(layout.elements()));
+  EXPECT_EQ(layout.view(weights.data(), DType::f32, layer.qkv.first, layer.qkv.count).dim(0),
+            spec.delta.projected_width());
+}
+
 TEST(Parameters, TheIndexFindsEverything) {
   for (const char* architecture : {"LlamaForCausalLM", "Qwen3ForCausalLM"}) {
     for (const bool everything : {false, true}) {
@@ -154,8 +181,10 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", Glm4ForCausalLM"
                  ", Gemma3ForCausalLM"
                  ", Ministral3ForCausalLM"
+                 ", Qwen3_5ForCausalLM"
                  ", Mistral3ForConditionalGeneration"
-                 ", Gemma3ForConditionalGeneration");
+                 ", Gemma3ForConditionalGeneration"
+                 ", Qwen3_5ForConditionalGeneration");
   }
 }
 

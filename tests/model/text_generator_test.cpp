@@ -1,4 +1,5 @@
-// A text of a model with LongRoPE, which goes beyond the positions from which on the other factors count.
+// Texts that are not read on from where the last one ended: of a model with LongRoPE, beyond the positions from which
+// on the other factors count, and of one whose layers have a state that cannot go back.
 #include "model/text_generator.h"
 
 #include <gtest/gtest.h>
@@ -13,11 +14,11 @@ namespace {
 using test::ModelFixture;
 using test::Rig;
 
-class LongTextTest : public testing::Test {
+class TextTest : public testing::Test {
  protected:
-  static constexpr std::int64_t capacity = 64;
+  static constexpr std::int64_t capacity = 96;
 
-  LongTextTest() {
+  explicit TextTest(const char* name) : fixture(name) {
     for (int i = 0; i < fixture.layout.count(); ++i) {
       const auto& values = fixture.weights.at(fixture.layout.parameter(i).name).values;
       cpu.stream().copy(weights.at(fixture.layout.range(i).begin), values.data(), values.size() * sizeof(float));
@@ -33,7 +34,7 @@ class LongTextTest : public testing::Test {
   }
 
   Rig cpu{1};
-  const ModelFixture fixture{"phi3-long"};
+  const ModelFixture fixture;
   const nlohmann::json greedy = nlohmann::json::parse(test::read_file(fixture.path / "greedy.json"));
   const std::vector<std::int32_t> prompt = greedy.at("prompt"), generated = greedy.at("generated");
   const Tokenizer tokenizer =
@@ -47,6 +48,33 @@ class LongTextTest : public testing::Test {
                       {model_formats(DType::f32), {}, 16},
                       {.positions = capacity, .batch_tokens = capacity, .cache_rows = capacity}};
 };
+
+class LongTextTest : public TextTest {
+ protected:
+  LongTextTest() : TextTest("phi3-long") {}
+};
+class StateTextTest : public TextTest {
+ protected:
+  StateTextTest() : TextTest("qwen3-5") {}
+};
+
+TEST_F(StateTextTest, IsThatOfPyTorchWhateverWasReadBefore) {
+  const auto count = static_cast<int>(generated.size());
+  for (const std::int64_t batch_tokens : {1, 4, 96}) {
+    TextGenerator generator(cpu.device(), model, weights, cpu.stream(), capacity, batch_tokens);
+    EXPECT_EQ(continued(generator, prompt, count), generated) << batch_tokens;
+    // The same again, which goes back; then what follows the text, and what follows an earlier part of it.
+    EXPECT_EQ(continued(generator, prompt, count), generated) << batch_tokens;
+    std::vector<std::int32_t> longer = prompt;
+    longer.insert(longer.end(), generated.begin(), generated.end() - 2);
+    EXPECT_EQ(continued(generator, longer, 2), std::vector<std::int32_t>(generated.end() - 2, generated.end()))
+        << batch_tokens;
+    longer.resize(prompt.size() + 20);
+    EXPECT_EQ(continued(generator, longer, 5),
+              std::vector<std::int32_t>(generated.begin() + 20, generated.begin() + 25))
+        << batch_tokens;
+  }
+}
 
 TEST_F(LongTextTest, IsThatOfPyTorchHoweverItIsRead) {
   const auto original = static_cast<std::size_t>(fixture.spec.rope.original_positions);

@@ -58,6 +58,27 @@ TEST(MeasureUnits, LayersOfAKindShareWhatOneOfThemTakes) {
   EXPECT_EQ(runtime.device().ledger().held(MemoryKind::device), 0u);
 }
 
+TEST(MeasureUnits, DeltaLayersAreAKindOfTheirOwn) {
+  Runtime runtime(DeviceChoice::cpu, 1);
+  DecoderSpec spec = small_llama();
+  spec.architecture = "Qwen3_5ForCausalLM";
+  spec.qk_norm = spec.output_gate = true;
+  spec.delta = {.k_heads = 2, .v_heads = 4, .k_dim = 16, .v_dim = 16, .convolution = 4};
+  spec.layer_specs.assign(static_cast<std::size_t>(spec.layers),
+                          {.rotation = LayerRotation::none, .mixer = TokenMixer::gated_delta});
+  spec.layer_specs.back() = {};
+  const std::vector<UnitFactor> factors = measure_units(gpu_of(runtime), runtime, spec, model_formats(DType::f32),
+                                                        four_documents, false, *make_single_communicator());
+  ASSERT_EQ(factors.size(), static_cast<std::size_t>(spec.layers) + 2);
+  const auto last = static_cast<std::size_t>(spec.layers);
+  for (std::size_t unit = 1; unit < last; ++unit) {
+    EXPECT_GT(factors[unit].forward, 0) << unit;
+    EXPECT_EQ(factors[unit].forward, factors[1].forward) << unit;
+    EXPECT_EQ(factors[unit].backward, factors[1].backward) << unit;
+  }
+  EXPECT_NE(factors[last].forward, factors[1].forward);
+}
+
 TEST(MeasureUnits, NothingIsMeasuredWhereItWouldNotFitOrNotCount) {
   Runtime runtime(DeviceChoice::cpu, 1);
   const auto alone = make_single_communicator();

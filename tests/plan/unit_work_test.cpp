@@ -57,6 +57,23 @@ INSTANTIATE_TEST_SUITE_P(H200, UnitWorkMeasured,
                            return name;
                          });
 
+// Of 32,768 tokens; every fourth layer has attention.
+TEST(UnitWork, ADeltaLayerTakesAsLongHoweverLongItsDocumentsAre) {
+  const DecoderSpec spec = preset_spec("qwen3.5-4b");
+  const auto work = [&](int count, int tokens) {
+    return unit_work(spec, rows(count, tokens), DType::bf16, h200_efficiencies());
+  };
+  const std::vector<UnitWork> one = work(1, 32768), many = work(32, 1024);
+  EXPECT_EQ(layer_of(one, 0).forward_flops, layer_of(many, 0).forward_flops);
+  EXPECT_EQ(layer_of(one, 0).backward_flops, layer_of(many, 0).backward_flops);
+  EXPECT_GT(layer_of(one, 3).forward_flops, 1.5 * layer_of(many, 3).forward_flops);
+  // The rule itself: 0.88 ms forward and 2.5 ms backward at 700 TFLOP/s.
+  const double products = 2 * 32768.0 * static_cast<double>(matmul_parameters(spec, 0));
+  EXPECT_NEAR((layer_of(one, 0).forward_flops - products) / 700e12, 0.88e-3, 0.15e-3);
+  EXPECT_NEAR((layer_of(one, 0).backward_flops - 2 * products) / 700e12, 2.5e-3, 0.3e-3);
+  EXPECT_EQ(product_share(spec, DType::bf16, h200_efficiencies()), 1);
+}
+
 TEST(UnitWork, SizesThatTheMatrixUnitsDoNotTakeCostWhatTheyDo) {
   const Efficiencies& reached = h200_efficiencies();
   const DecoderSpec even = preset_spec("qwen3-4b");

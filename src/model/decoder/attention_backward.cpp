@@ -21,27 +21,28 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
     rotate(pass, a);
   }
   const Tensor dattention = in_room(arena, "gradient of attention", t, n, s.q_width(), room);
-  Tensor dqkv = arena.acquire("gradient of qkv", t, {n, s.qkv_width()});
+  const Tensor dqkv = arena.acquire("gradient of qkv", t, {n, s.qkv_width()});
+  // Between gates there is room for the gradient of the queries only once they are turned back.
+  AttentionHeads gradient{queries_in(dqkv, s), keys_in(dqkv, s), values_in(dqkv, s)};
+  if (s.output_gate) gradient.q = {arena.acquire("gradient of queries", t, {n, s.q_width()}), 0, s.heads, s.head_dim};
   const auto in_tiles = [&](std::initializer_list<Joined> parameters, const auto& body) {
-    if (tile == n) return body(gradients, 0, n, a);
-    Arena::Scope sums_scope(arena);
-    TiledGradients sums(gradients, arena, {parameters.begin(), parameters.size()});
-    for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
-      Arena::Scope block(arena);
-      body(sums, first, count, a.rows(first, count));
-    });
-    sums.finish(ops_, stream);
+    for_each_gradient_tile(ops_, pass, gradients, parameters, tile,
+                           [&](GradientSink& sink, std::int64_t first, std::int64_t count) {
+                             body(sink, first, count, tile < n ? a.rows(first, count) : a);
+                           });
   };
-  in_tiles({p_.attention_output_norm, p_.o, p_.o_bias}, [&](GradientSink& sink, std::int64_t first, std::int64_t count,
-                                                            const LayerActivations& part) {
-    const Tensor dout =
-        block_output_backward(context_, pass, sink, p_.attention_output_norm, part.attention_out,
-                              part.attention_out_inv_rms, dnormed.rows(0, count), dresidual.rows(first, count));
-    ops_.linear_grad_input(stream, dattention.rows(first, count), dout, pass.weight(p_.o), Accumulate::overwrite);
-    grad_linear(ops_, stream, sink, p_.o, p_.o_bias, dout, part.attention);
-  });
-  attend_backward(pass, gradients, a, dattention, dqkv);
-  rotate_back(pass, gradients, a, dqkv);
+  in_tiles({p_.attention_output_norm, p_.o, p_.o_bias},
+           [&](GradientSink& sink, std::int64_t first, std::int64_t count, const LayerActivations& part) {
+             const Tensor dout = block_output_backward(context_, pass, sink, p_.attention_output_norm,
+                                                       part.attention_out, part.attention_out_inv_rms,
+                                                       dnormed.rows(0, count), dresidual.rows(first, count));
+             const Tensor d = dattention.rows(first, count);
+             ops_.linear_grad_input(stream, d, dout, pass.weight(p_.o), Accumulate::overwrite);
+             grad_linear(ops_, stream, sink, p_.o, p_.o_bias, dout,
+                         s.output_gate ? gate_backward(pass, part, d, dqkv.rows(first, count)) : part.mixed);
+           });
+  attend_backward(pass, gradients, a, dattention, gradient);
+  rotate_back(pass, gradients, a, gradient, dqkv);
   in_tiles({p_.qkv, p_.qkv_bias, p_.input_norm},
            [&](GradientSink& sink, std::int64_t first, std::int64_t count, LayerActivations part) {
              const Tensor dtile = dqkv.rows(first, count), dinput = dnormed.rows(0, count);
@@ -56,12 +57,25 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
            });
 }
 
-void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
-                                     Tensor dattention, Tensor dqkv) const {
-  if (pass.batch.is_slice()) return sliced_.backward(pass, gradients, a, dattention, dqkv);
+Tensor AttentionBlock::gate_backward(const DecoderPass& pass, const LayerActivations& a, Tensor dattention,
+                                     Tensor dqkv) const {
   const DecoderSpec& s = spec_;
-  const Heads dq{dqkv, 0, s.heads, s.head_dim}, dk{dqkv, s.q_width(), s.kv_heads, s.head_dim},
-      dv{dqkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim};
+  Tensor gated = a.gated, again;
+  if (!gated) gated = again = pass.arena.acquire("gated attention", context_.activations(), {dqkv.dim(0), s.q_width()});
+  const Heads d{dattention, 0, s.heads, s.head_dim};
+  ops_.sigmoid_gate_grad(pass.stream, {.dx = d,
+                                       .dgate = gates_in(dqkv, s),
+                                       .gated = {again, 0, s.heads, s.head_dim},
+                                       .dout = d,
+                                       .x = a.attention_heads(s),
+                                       .gate = gates_in(a.qkv, s)});
+  return gated;
+}
+
+void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
+                                     Tensor dattention, const AttentionHeads& gradient) const {
+  if (pass.batch.is_slice()) return sliced_.backward(pass, gradients, a, dattention, gradient);
+  const DecoderSpec& s = spec_;
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
   const AttentionSpans spans = setup_.spans(pass);
@@ -70,9 +84,9 @@ void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& grad
       p_.sinks ? vector_gradient(gradients, arena, p_.sinks, spans.sinks) : GradientSink::Target{};
   ops_.attention_grad(
       pass.stream,
-      {.dq = dq,
-       .dk = dk,
-       .dv = dv,
+      {.dq = gradient.q,
+       .dk = gradient.k,
+       .dv = gradient.v,
        .dsinks = dsinks.tensor,
        .dsinks_mode = dsinks.mode,
        .dout = {dattention, 0, s.heads, s.head_dim},
@@ -81,10 +95,10 @@ void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& grad
 }
 
 void AttentionBlock::rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
-                                 Tensor dqkv) const {
+                                 const AttentionHeads& gradient, Tensor dqkv) const {
   const DecoderSpec& s = spec_;
-  const auto turn_back = [&](Heads d, Heads raw, Tensor table, Joined weight, Tensor inv_rms) {
-    Ops::RotaryGrad g{.din = d, .dout = d, .in = raw, .positions = pass.batch.positions, .table = table};
+  const auto turn_back = [&](Heads din, Heads d, Heads raw, Tensor table, Joined weight, Tensor inv_rms) {
+    Ops::RotaryGrad g{.din = din, .dout = d, .in = raw, .positions = pass.batch.positions, .table = table};
     g.pairs = s.rope.pairs;
     const HeadNorm norm{pass.weight(weight), s.rms_epsilon, inv_rms, s.norm_offset};
     if (!weight || s.projection_norm) {
@@ -100,8 +114,8 @@ void AttentionBlock::rotate_back(const DecoderPass& pass, GradientSink& gradient
     g.dweight_mode = dw.mode;
     ops_.rotary_grad(pass.stream, g);
   };
-  turn_back({dqkv, 0, s.heads, s.head_dim}, a.raw_q(s), rope(RotatedHeads::queries), p_.q_norm, a.q_inv_rms);
-  turn_back({dqkv, s.q_width(), s.kv_heads, s.head_dim}, a.raw_k(s), rope(RotatedHeads::keys), p_.k_norm, a.k_inv_rms);
+  turn_back(queries_in(dqkv, s), gradient.q, a.raw_q(s), rope(RotatedHeads::queries), p_.q_norm, a.q_inv_rms);
+  turn_back(keys_in(dqkv, s), gradient.k, a.raw_k(s), rope(RotatedHeads::keys), p_.k_norm, a.k_inv_rms);
 }
 
 }  // namespace so

@@ -15,6 +15,7 @@ AttentionBlock::AttentionBlock(const DecoderContext& context, std::int64_t layer
       sliced_(context, layer) {
   const LayerRotation rotation = spec_.layer(layer).rotation;
   SO_CHECK(rotation != LayerRotation::none || !spec_.qk_norm, "a norm of heads goes with their rotation");
+  SO_CHECK(!spec_.output_gate || spec_.qk_norm, "queries between gates, to be rotated in place");
   SO_CHECK(rotation != LayerRotation::local || spec_.local_rope, "a local rotation without its table");
   SO_CHECK(!queries_have_own_table(spec_) || spec_.rope.rotary_dim == spec_.head_dim,
            "queries that grow, and {} of {} dimensions rotate", spec_.rope.rotary_dim, spec_.head_dim);
@@ -26,7 +27,7 @@ Tensor AttentionBlock::acquire_lse(const DecoderPass& pass) const {
 }
 
 void AttentionBlock::keep_output(const DecoderPass& pass, LayerActivations& a) const {
-  a.attention = pass.arena.acquire("attention", context_.activations(), {pass.tokens(), spec_.q_width()});
+  a.mixed = pass.arena.acquire("attention", context_.activations(), {pass.tokens(), spec_.q_width()});
   a.lse = acquire_lse(pass);
 }
 
@@ -36,6 +37,12 @@ void AttentionBlock::keep_projections(const DecoderPass& pass, LayerActivations&
   a.qkv = pass.arena.acquire("qkv", context_.activations(), {n, spec_.qkv_width()});
   complete_qk_norms(pass.arena, n, a);
   if (!a.q_inv_rms) a.qk = a.qkv;  // rotated in place
+}
+
+void AttentionBlock::keep_all(const DecoderPass& pass, LayerActivations& a) const {
+  complete(pass, a, false, Tensor());
+  if (spec_.output_gate)
+    a.gated = pass.arena.acquire("gated attention", context_.activations(), {pass.tokens(), spec_.q_width()});
 }
 
 void AttentionBlock::complete(const DecoderPass& pass, LayerActivations& a, bool in_tiles, Tensor room) const {
@@ -52,8 +59,8 @@ void AttentionBlock::complete(const DecoderPass& pass, LayerActivations& a, bool
     a.qk = a.qkv;
   complete_qk_norms(arena, n, a);
   if (s.output_norms) acquire_output_norm(context_, arena, n, a.attention_out, a.attention_out_inv_rms);
-  if (!a.attention) {
-    a.attention = in_room(arena, "attention", t, n, s.q_width(), room);
+  if (!a.mixed) {
+    a.mixed = in_room(arena, "attention", t, n, s.q_width(), room);
     // Attention runs here, or again, in which case its gradient finds these.
     if (pass.batch.is_slice()) sliced_.complete(pass, a);
   }
@@ -98,7 +105,7 @@ void AttentionBlock::rotate(const DecoderPass& pass, const LayerActivations& a) 
 }
 
 void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& residual,
-                             Tensor out, KvCache* cache, std::int64_t tile, bool attended) const {
+                             Tensor out, KvCache* cache, std::int64_t tile, bool mixed) const {
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
   const auto rows = [](Tensor t, std::int64_t first, std::int64_t count) { return t ? t.rows(first, count) : t; };
@@ -112,11 +119,19 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
     ops_.linear(stream, part.qkv, part.normed1, pass.weight(p_.qkv), pass.weight(p_.qkv_bias), Accumulate::overwrite);
   });
   rotate(pass, a);
-  if (!attended) attend(pass, a, cache);
+  if (!mixed) attend(pass, a, cache);
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
+    Arena::Scope scope(pass.arena);
     const Tensor to = rows(out, first, count), raw = rows(a.attention_out, first, count);
-    ops_.linear(stream, raw ? raw : to, rows(a.attention, first, count), pass.weight(p_.o), pass.weight(p_.o_bias),
-                Accumulate::overwrite);
+    Tensor attention = rows(a.mixed, first, count);
+    if (spec_.output_gate) {
+      Tensor gated = rows(a.gated, first, count);
+      acquire_if_empty(pass.arena, gated, "gated attention", context_.activations(), {count, spec_.q_width()});
+      const std::int64_t h = spec_.heads, d = spec_.head_dim;
+      ops_.sigmoid_gate(stream, {gated, 0, h, d}, {attention, 0, h, d}, gates_in(rows(a.qkv, first, count), spec_));
+      attention = gated;
+    }
+    ops_.linear(stream, raw ? raw : to, attention, pass.weight(p_.o), pass.weight(p_.o_bias), Accumulate::overwrite);
     block_output_norm(context_, pass, p_.attention_output_norm, to, raw, rows(a.attention_out_inv_rms, first, count));
   });
 }
@@ -130,7 +145,7 @@ void AttentionBlock::attend(const DecoderPass& pass, const LayerActivations& a, 
   std::int64_t k_rows = n;
   if (cache) {
     k_rows = cache->used + n;
-    const Tensor rows = cache->layers[static_cast<std::size_t>(layer_)];
+    const Tensor rows = cache->layers[static_cast<std::size_t>(layer_)].keys_values;
     const Tensor added = rows.rows(cache->used, n), all = rows.rows(0, k_rows);
     ops_.copy_heads(stream, {added, 0, s.kv_heads, s.head_dim}, k);
     ops_.copy_heads(stream, {added, s.kv_width(), s.kv_heads, s.head_dim}, v);

@@ -1,4 +1,5 @@
-// Internal to the decoder: the first block of a layer. Norm, projections, rotation, attention, projection, norm.
+// Internal to the decoder: attention as the first block of a layer. Norm, projections, rotation, attention, gate,
+// projection, norm.
 #pragma once
 
 #include <cstdint>
@@ -8,33 +9,24 @@
 #include "model/decoder/layer_activations.h"
 #include "model/decoder/pass.h"
 #include "model/decoder/slice_attention.h"
+#include "model/decoder/token_mixer.h"
 #include "model/rope.h"
 
 namespace so {
 
-class AttentionBlock {
+class AttentionBlock final : public MixerBlock {
  public:
   AttentionBlock(const DecoderContext& context, std::int64_t layer);
 
-  // Acquires what forward() works with, as far as it is empty; a.x is there. in_tiles: without what lasts for one tile.
-  // `room`: memory that attention's output may take, or empty. Without a norm before the block a.normed1 becomes a.x.
-  void complete(const DecoderPass& pass, LayerActivations& a, bool in_tiles = false, Tensor room = {}) const;
-  // Acquires attention's output and its log-sum-exp, to be kept.
-  void keep_output(const DecoderPass& pass, LayerActivations& a) const;
-  // Acquires the projections and the inverse rms of all norms before attention, to be kept.
-  void keep_projections(const DecoderPass& pass, LayerActivations& a) const;
-
-  // Computes `out`, which the block adds to the residual stream, and a.x, the stream itself, unless it is there
-  // (residual.delta is empty). `out` may be the memory of residual.delta. It works on `tile` tokens at a time, but for
-  // attention; `attended`: a.attention is there. `cache`: of keys and values, or null.
+  std::string_view name_of_output() const override { return "the output of its attention"; }
+  void complete(const DecoderPass& pass, LayerActivations& a, bool in_tiles, Tensor room) const override;
+  void keep_output(const DecoderPass& pass, LayerActivations& a) const override;
+  void keep_projections(const DecoderPass& pass, LayerActivations& a) const override;
+  void keep_all(const DecoderPass& pass, LayerActivations& a) const override;
   void forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& residual, Tensor out,
-               KvCache* cache, std::int64_t tile, bool attended = false) const;
-  // dresidual, T [N, H], is the gradient of the residual stream behind the block, and becomes that of a.x, before it.
-  // `dnormed`: memory for T [tile, H]. `room`: memory that the gradient of attention's output may take, or empty. Of
-  // `a`, which complete() has seen or which is kept, rotated queries and keys and a.normed1 may be empty: they are
-  // computed again.
+               KvCache* cache, std::int64_t tile, bool mixed) const override;
   void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor dnormed, Tensor dresidual,
-                std::int64_t tile, Tensor room) const;
+                std::int64_t tile, Tensor room) const override;
 
  private:
   void complete_input(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
@@ -43,12 +35,16 @@ class AttentionBlock {
   // Returns the layer's table of angles for those heads; empty if it does not rotate.
   Tensor rope(RotatedHeads heads) const;
   void rotate(const DecoderPass& pass, const LayerActivations& a) const;
-  // dqkv is the gradient of what rotate() made, and then of what it read.
-  void rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a, Tensor dqkv) const;
-  // Computes a.attention from the rotated queries and keys.
+  // Takes the gradient of what rotate() made, and writes that of what it read to dqkv.
+  void rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
+                   const AttentionHeads& gradient, Tensor dqkv) const;
+  // Computes a.mixed from the rotated queries and keys.
   void attend(const DecoderPass& pass, const LayerActivations& a, KvCache* cache) const;
+  // dattention is the gradient of the gated output, and becomes that of a.mixed; the gates' goes to dqkv, all of the
+  // tokens of `a`. Returns the gated output, which is made again if it is not there.
+  Tensor gate_backward(const DecoderPass& pass, const LayerActivations& a, Tensor dattention, Tensor dqkv) const;
   void attend_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a, Tensor dattention,
-                       Tensor dqkv) const;
+                       const AttentionHeads& gradient) const;
 
   const DecoderContext& context_;
   const DecoderSpec& spec_;

@@ -36,10 +36,17 @@ struct DeviceBatch {
   bool is_slice() const { return sequence_tokens > 0; }
 };
 
-// Keys and values of the rows seen so far, per layer: T [capacity, 2 * kv_width], keys first (rotated), then values.
+// What a layer keeps of the tokens that it has seen: attention keys and values, a delta layer its state and what the
+// convolution of the next token reads.
+struct LayerCache {
+  Tensor keys_values;  // T [capacity, 2 * kv_width], keys first (rotated), then values
+  Tensor convolution;  // T [convolution - 1, convolved_width], of the last tokens
+  Tensor state;        // f32 [v_heads, k_dim, v_dim]
+};
+// A text seen so far. Delta layers cannot go back in it: used may only be set to 0, which begins anew.
 struct KvCache {
-  std::vector<Tensor> layers;
-  std::int64_t used = 0;
+  std::vector<LayerCache> layers;
+  std::int64_t used = 0;  // tokens
 };
 
 struct DecoderSettings {

@@ -10,7 +10,7 @@ DecoderLayer::DecoderLayer(const DecoderContext& context, std::int64_t layer)
     : context_(context),
       unit_(layer_unit(layer)),
       keep_(context.keep_of(layer)),
-      attention_(context, layer),
+      mixer_(make_token_mixer(context, layer)),
       mlp_(context, layer) {}
 
 LayerActivations DecoderLayer::acquire_kept(const DecoderPass& pass, Keep keep) const {
@@ -22,9 +22,9 @@ LayerActivations DecoderLayer::acquire_kept(const DecoderPass& pass, Keep keep) 
   if (keep == Keep::host || keep == Keep::nothing) return a;  // the input comes from elsewhere
   a.x = arena.acquire("layer input", t, {n, s.hidden});
   if (keep == Keep::input) return a;
-  attention_.keep_output(pass, a);
+  mixer_->keep_output(pass, a);
   if (keep == Keep::attention) return a;
-  attention_.keep_projections(pass, a);
+  mixer_->keep_projections(pass, a);
   // The input of a norm after attention or MLP stays, or the product before it would be run again.
   if (s.output_norms) {
     acquire_output_norm(context_, arena, n, a.attention_out, a.attention_out_inv_rms);
@@ -37,7 +37,7 @@ LayerActivations DecoderLayer::acquire_kept(const DecoderPass& pass, Keep keep) 
   if (keep == Keep::no_gate_up) return a;
   feed_forward.complete_gate_up(arena, n, a);
   if (keep == Keep::light) return a;
-  attention_.complete(pass, a);
+  mixer_->keep_all(pass, a);
   if (feed_forward.keeps_activated())
     mlp_.complete(arena, n, a);
   else
@@ -45,7 +45,7 @@ LayerActivations DecoderLayer::acquire_kept(const DecoderPass& pass, Keep keep) 
   return a;
 }
 
-std::int64_t DecoderLayer::attention_tile(const LayerActivations& kept, std::int64_t n) const {
+std::int64_t DecoderLayer::mixer_tile(const LayerActivations& kept, std::int64_t n) const {
   const std::int64_t tile = context_.settings.tile_rows;
   return tile > 0 && !kept.normed1 ? std::min(n, tile) : n;
 }
@@ -57,18 +57,18 @@ std::int64_t DecoderLayer::mlp_tile(const LayerActivations& kept, std::int64_t n
 
 void DecoderLayer::forward(const DecoderPass& pass, const LayerActivations& kept, ResidualStream& residual,
                            KvCache* cache) const {
-  const std::int64_t n = pass.tokens(), before = attention_tile(kept, n), behind = mlp_tile(kept, n);
+  const std::int64_t n = pass.tokens(), before = mixer_tile(kept, n), behind = mlp_tile(kept, n);
   LayerActivations a = kept;
   if (!a.middle) a.middle = residual.middle;
   pass.weights.require_weights(unit_, pass.stream);
   {
     Arena::Scope block(pass.arena);
     LayerActivations own = a;
-    attention_.complete(pass, own, before < n);
+    mixer_->complete(pass, own, before < n);
     // `delta` may still be the previous layer's, which the first norm has read by the time it is overwritten.
-    attention_.forward(pass, own, residual, residual.scratch, cache, before);
+    mixer_->forward(pass, own, residual, residual.scratch, cache, before);
     pass.show(unit_, "its input", a.x);
-    pass.show(unit_, "the output of its attention", residual.scratch);
+    pass.show(unit_, mixer_->name_of_output(), residual.scratch);
   }
   mlp_.forward(pass, a, residual.scratch, behind);
   pass.show(unit_, "its sum after attention", a.middle);
@@ -83,19 +83,19 @@ void DecoderLayer::backward(const DecoderPass& pass, GradientSink& gradients, co
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
   const DType t = context_.activations();
-  const std::int64_t n = pass.tokens(), before = attention_tile(kept, n), behind = mlp_tile(kept, n);
+  const std::int64_t n = pass.tokens(), before = mixer_tile(kept, n), behind = mlp_tile(kept, n);
   pass.weights.require_weights(unit_, pass.stream);
   LayerActivations a = kept;
   Tensor remade_delta;
   if (keep_ >= Keep::attention) {
     // In tiles the stream after attention is made for one at a time, so its place is free.
-    attention_.complete(pass, a, before < n, behind < n ? residual.middle : Tensor());
+    mixer_->complete(pass, a, before < n, behind < n ? residual.middle : Tensor());
     if (behind == n) {
       a.middle = arena.acquire("after attention", t, {n, context_.spec.hidden});
       if (context_.spec.input_norms) a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
     }
     remade_delta = residual.scratch;
-    attention_.forward(pass, a, residual, remade_delta, nullptr, before, static_cast<bool>(kept.attention));
+    mixer_->forward(pass, a, residual, remade_delta, nullptr, before, static_cast<bool>(kept.mixed));
   }
   const auto acquire_dnormed = [&](std::int64_t rows) {
     return arena.acquire("gradient of a norm", t, {rows, context_.spec.hidden});
@@ -109,8 +109,8 @@ void DecoderLayer::backward(const DecoderPass& pass, GradientSink& gradients, co
     dnormed = acquire_dnormed(n);
     mlp_.backward(pass, gradients, a, remade_delta, dnormed, dresidual);
   }
-  // Nothing needs what attention added any more.
-  attention_.backward(pass, gradients, a, dnormed, dresidual, before, before < n ? residual.scratch : Tensor());
+  // Nothing needs what the mixer added any more.
+  mixer_->backward(pass, gradients, a, dnormed, dresidual, before, before < n ? residual.scratch : Tensor());
   pass.weights.release_weights(unit_, pass.stream);
   gradients.gradients_ready(unit_, pass.stream);
 }

@@ -1,13 +1,14 @@
-// Internal to the decoder: a layer, attention and MLP, and what it keeps for backward.
+// Internal to the decoder: a layer, token mixer and MLP, and what it keeps for backward.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
-#include "model/decoder/attention_block.h"
 #include "model/decoder/context.h"
 #include "model/decoder/keep.h"
 #include "model/decoder/mlp_block.h"
 #include "model/decoder/pass.h"
+#include "model/decoder/token_mixer.h"
 
 namespace so {
 
@@ -29,14 +30,14 @@ class DecoderLayer {
                 const ResidualStream& residual, Tensor dresidual) const;
 
  private:
-  // Return how many tokens a layer that keeps this works on at a time before and behind attention: all, or a tile.
-  std::int64_t attention_tile(const LayerActivations& kept, std::int64_t tokens) const;
+  // Return how many tokens a layer that keeps this works on at a time before and behind the mixer: all, or a tile.
+  std::int64_t mixer_tile(const LayerActivations& kept, std::int64_t tokens) const;
   std::int64_t mlp_tile(const LayerActivations& kept, std::int64_t tokens) const;
 
   const DecoderContext& context_;
   const int unit_;
   const Keep keep_;
-  AttentionBlock attention_;
+  std::unique_ptr<const MixerBlock> mixer_;
   MlpBlock mlp_;
 };
 

@@ -13,13 +13,35 @@
 
 namespace so {
 
+// The parts of attention's projections, or of their gradient. With a gate of attention's output each head's queries are
+// followed by its gate.
+inline Heads queries_in(Tensor qkv, const DecoderSpec& s) {
+  return {qkv, 0, s.heads, s.head_dim, s.output_gate ? 2 * s.head_dim : 0};
+}
+inline Heads gates_in(Tensor qkv, const DecoderSpec& s) {
+  return {qkv, s.head_dim, s.heads, s.head_dim, 2 * s.head_dim};
+}
+inline Heads keys_in(Tensor qkv, const DecoderSpec& s) { return {qkv, s.projected_q_width(), s.kv_heads, s.head_dim}; }
+inline Heads values_in(Tensor qkv, const DecoderSpec& s) {
+  return {qkv, s.projected_q_width() + s.kv_width(), s.kv_heads, s.head_dim};
+}
+
+// Queries and keys, rotated, and values, or their gradient.
+struct AttentionHeads {
+  Heads q, k, v;
+};
+
 // A layer's activations. Between forward and backward only those that it keeps are there; the others are empty, and
 // come from the arena, for as long as they are worked with.
 struct LayerActivations {
-  Tensor x, inv_rms1, normed1;      // residual stream into the layer, T [N, H]; f32 [N]; T [N, H], or x without a norm
-  Tensor qkv;                       // projections, T [N, qkv_width]; q and k rotated in place without a norm of them
+  Tensor x, inv_rms1, normed1;  // residual stream into the layer, T [N, H]; f32 [N]; T [N, H], or x without a norm
+  Tensor qkv;  // projections, T [N, projected_width]; attention's q and k rotated in place without a norm of them
   Tensor qk, q_inv_rms, k_inv_rms;  // with such a norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
-  Tensor attention, lse;            // T [N, q_width]; f32 [heads, N], of a slice the own heads' of all tokens
+  Tensor mixed;                     // what attention or the delta rule makes, T [N, mixed_width]
+  Tensor lse;                       // of attention, f32 [heads, N], of a slice the own heads' of all tokens
+  Tensor gated;                     // T [N, mixed_width], if the layer has a gate there
+  // Of a delta layer: convolved q, k and v, T [N, convolved_width]; f32 [N, v_heads] each.
+  Tensor convolved, decay, rate, gated_inv_rms;
   // Of a slice: what attention reads and makes, of this rank's heads and all tokens. Never kept.
   Tensor own_qkv, own_attention;
   // With output norms: what attention and MLP give to those, T [N, H], f32 [N].
@@ -29,12 +51,12 @@ struct LayerActivations {
   Tensor router_logits;              // f32 [N, E]
   Routing routing;
 
-  Heads raw_q(const DecoderSpec& s) const { return {qkv, 0, s.heads, s.head_dim}; }
-  Heads raw_k(const DecoderSpec& s) const { return {qkv, s.q_width(), s.kv_heads, s.head_dim}; }
+  Heads raw_q(const DecoderSpec& s) const { return queries_in(qkv, s); }
+  Heads raw_k(const DecoderSpec& s) const { return keys_in(qkv, s); }
   Heads q(const DecoderSpec& s) const { return {qk, 0, s.heads, s.head_dim}; }
   Heads k(const DecoderSpec& s) const { return {qk, s.q_width(), s.kv_heads, s.head_dim}; }
-  Heads v(const DecoderSpec& s) const { return {qkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim}; }
-  Heads attention_heads(const DecoderSpec& s) const { return {attention, 0, s.heads, s.head_dim}; }
+  Heads v(const DecoderSpec& s) const { return values_in(qkv, s); }
+  Heads attention_heads(const DecoderSpec& s) const { return {mixed, 0, s.heads, s.head_dim}; }
 
   // Those of `count` tokens from `first` on, as far as they are there. What stands between the MLP's products, or has
   // no rows of tokens, is left out.

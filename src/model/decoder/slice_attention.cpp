@@ -1,11 +1,6 @@
 #include "model/decoder/slice_attention.h"
 
-#include <vector>
-
-#include "base/error.h"
-#include "base/sequence_slice.h"
 #include "model/decoder/gradients.h"
-#include "offload/memory/sequence_exchange.h"
 
 namespace so {
 
@@ -14,52 +9,17 @@ SliceAttention::SliceAttention(const DecoderContext& context, std::int64_t layer
       spec_(context.spec),
       ops_(context.ops),
       sinks_(context.parameters(layer).sinks),
-      setup_(context, layer) {}
+      setup_(context, layer),
+      messages_(context) {}
 
-RankHeads SliceAttention::own_heads() const {
-  SO_CHECK(context_.exchange, "a slice of a batch, and no ranks that have the others");
-  return rank_heads(spec_, context_.exchange->rank(), context_.exchange->size());
-}
+RankHeads SliceAttention::own_heads() const { return rank_heads(spec_, messages_.rank(), messages_.ranks()); }
 
 std::int64_t SliceAttention::own_width() const { return (own_heads().q + 2 * own_heads().kv) * spec_.head_dim; }
 
-// Bytes of `width` columns that each rank has of its slice, and that this rank has for each.
-struct SliceAttention::SliceBytes {
-  std::vector<std::int64_t> of_slices, of_own;
-};
-
-SliceAttention::SliceBytes SliceAttention::slice_bytes(const DecoderPass& pass, std::int64_t width) const {
-  const std::int64_t all = pass.batch.all_tokens(),
-                     row = width * static_cast<std::int64_t>(size_of(context_.activations()));
-  const int ranks = context_.exchange->size();
-  SliceBytes bytes;
-  for (int r = 0; r < ranks; ++r) {
-    bytes.of_slices.push_back((slice_begin(all, ranks, r + 1) - slice_begin(all, ranks, r)) * row);
-    bytes.of_own.push_back(pass.tokens() * row);
-  }
-  SO_CHECK(bytes.of_slices[static_cast<std::size_t>(context_.exchange->rank())] == pass.tokens() * row,
-           "a slice of {} tokens of {}, rank {} of {}", pass.tokens(), all, context_.exchange->rank(), ranks);
-  return bytes;
-}
-
-void SliceAttention::to_heads(const DecoderPass& pass, Tensor all, const PackSlice& pack) const {
-  Arena::Scope scope(pass.arena);
-  const std::int64_t n = pass.tokens(), width = all.dim(1);
-  const int ranks = context_.exchange->size();
-  const SliceBytes bytes = slice_bytes(pass, width);
-  const Tensor packed = pass.arena.acquire("slice for ranks", context_.activations(), {ranks * n, width});
-  for (int r = 0; r < ranks; ++r) pack(packed.rows(r * n, n), rank_heads(spec_, r, ranks));
-  context_.exchange->all_to_all(pass.stream, all, bytes.of_slices, packed, bytes.of_own);
-}
-
-void SliceAttention::to_slices(const DecoderPass& pass, Tensor packed, Tensor all) const {
-  const SliceBytes bytes = slice_bytes(pass, all.dim(1));
-  context_.exchange->all_to_all(pass.stream, packed, bytes.of_own, all, bytes.of_slices);
-}
-
 void SliceAttention::qkv_to_heads(const DecoderPass& pass, const LayerActivations& a, Tensor all) const {
   const std::int64_t d = spec_.head_dim;
-  to_heads(pass, all, [&](Tensor part, const RankHeads& heads) {
+  messages_.to_heads(pass, all, [&](Tensor part, int rank) {
+    const RankHeads heads = rank_heads(spec_, rank, messages_.ranks());
     std::int64_t column = 0;
     const auto put = [&](Heads from, std::int64_t first, std::int64_t count) {
       ops_.copy_heads(pass.stream, {part, column, count, d}, {from.rows, from.offset + first * d, count, d});
@@ -72,7 +32,8 @@ void SliceAttention::qkv_to_heads(const DecoderPass& pass, const LayerActivation
 }
 
 void SliceAttention::attention_to_heads(const DecoderPass& pass, Tensor attention, Tensor all) const {
-  to_heads(pass, all, [&](Tensor part, const RankHeads& heads) {
+  messages_.to_heads(pass, all, [&](Tensor part, int rank) {
+    const RankHeads heads = rank_heads(spec_, rank, messages_.ranks());
     ops_.copy_heads(pass.stream, {part, 0, heads.q, spec_.head_dim},
                     {attention, heads.first_q * spec_.head_dim, heads.q, spec_.head_dim});
   });
@@ -117,17 +78,17 @@ void SliceAttention::forward(const DecoderPass& pass, LayerActivations a) const 
     call.scratch = setup_.acquire_scratch(pass.arena, own_size(pass, call.spans));
     ops_.attention(pass.stream, call);
   }
-  const int ranks = context_.exchange->size();
+  const int ranks = messages_.ranks();
   const Tensor packed = pass.arena.acquire("slice of ranks", context_.activations(), {ranks * n, own_heads().q * d});
-  to_slices(pass, packed, a.own_attention);
+  messages_.to_slices(pass, packed, a.own_attention);
   for (int r = 0; r < ranks; ++r) {
     const RankHeads heads = rank_heads(spec_, r, ranks);
-    ops_.copy_heads(pass.stream, {a.attention, heads.first_q * d, heads.q, d}, {packed.rows(r * n, n), 0, heads.q, d});
+    ops_.copy_heads(pass.stream, {a.mixed, heads.first_q * d, heads.q, d}, {packed.rows(r * n, n), 0, heads.q, d});
   }
 }
 
 void SliceAttention::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor dattention,
-                              Tensor dqkv) const {
+                              const AttentionHeads& gradient) const {
   const RankHeads own = own_heads();
   const std::int64_t all = pass.batch.all_tokens(), d = spec_.head_dim;
   const DType t = context_.activations();
@@ -138,7 +99,7 @@ void SliceAttention::backward(const DecoderPass& pass, GradientSink& gradients, 
   complete(pass, a);
   if (!there) {
     qkv_to_heads(pass, a, a.own_qkv);
-    attention_to_heads(pass, a.attention, a.own_attention);
+    attention_to_heads(pass, a.mixed, a.own_attention);
   }
   const Tensor dout = arena.acquire("gradient of attention of own heads", t, {all, own.q * d}),
                dqkv_own = arena.acquire("gradient of qkv of own heads", t, {all, own_width()});
@@ -163,17 +124,17 @@ void SliceAttention::backward(const DecoderPass& pass, GradientSink& gradients, 
                                       .forward = forward,
                                       .scratch = scratch});
   }
-  const Tensor packed = arena.acquire("slice of ranks", t, {context_.exchange->size() * pass.tokens(), own_width()});
-  to_slices(pass, packed, dqkv_own);
-  unpack_gradient(pass, packed, dqkv);
+  const Tensor packed = arena.acquire("slice of ranks", t, {messages_.ranks() * pass.tokens(), own_width()});
+  messages_.to_slices(pass, packed, dqkv_own);
+  unpack_gradient(pass, packed, gradient);
 }
 
 // A key and value head that several ranks have gets the sum of their gradients, in rank order.
-void SliceAttention::unpack_gradient(const DecoderPass& pass, Tensor packed, Tensor dqkv) const {
+void SliceAttention::unpack_gradient(const DecoderPass& pass, Tensor packed, const AttentionHeads& gradient) const {
   const std::int64_t n = pass.tokens(), d = spec_.head_dim;
-  const int ranks = context_.exchange->size();
-  const auto move = [&](Tensor to, std::int64_t to_column, Tensor from, std::int64_t from_column, std::int64_t heads) {
-    ops_.copy_heads(pass.stream, {to, to_column, heads, d}, {from, from_column, heads, d});
+  const int ranks = messages_.ranks();
+  const auto move = [&](Heads to, std::int64_t first, Tensor from, std::int64_t column, std::int64_t heads) {
+    ops_.copy_heads(pass.stream, {to.rows, to.offset + first * d, heads, d}, {from, column, heads, d});
   };
   Arena::Scope scope(pass.arena);
   const std::int64_t replicas = own_heads().replicas;
@@ -185,19 +146,19 @@ void SliceAttention::unpack_gradient(const DecoderPass& pass, Tensor packed, Ten
   for (int r = 0; r < ranks; ++r) {
     const RankHeads heads = rank_heads(spec_, r, ranks);
     const Tensor part = packed.rows(r * n, n);
-    move(dqkv, heads.first_q * d, part, 0, heads.q);
+    move(gradient.q, heads.first_q, part, 0, heads.q);
     Tensor keys = part;
     std::int64_t column = heads.q * d;
     if (replicas > 1) {
       const bool first = r % replicas == 0;
-      move(first ? sum : other, 0, part, column, 2);
+      move({first ? sum : other, 0, 2, d}, 0, part, column, 2);
       if (!first) ops_.add_scaled(pass.stream, sum, sum, other, 1);
       if ((r + 1) % replicas != 0) continue;
       keys = sum;
       column = 0;
     }
-    move(dqkv, spec_.q_width() + heads.first_kv * d, keys, column, heads.kv);
-    move(dqkv, spec_.q_width() + spec_.kv_width() + heads.first_kv * d, keys, column + heads.kv * d, heads.kv);
+    move(gradient.k, heads.first_kv, keys, column, heads.kv);
+    move(gradient.v, heads.first_kv, keys, column + heads.kv * d, heads.kv);
   }
 }
 

@@ -18,10 +18,10 @@
 namespace so {
 namespace {
 
-constexpr std::array families{&llama_family,   &mistral_family,   &phi3_family,     &qwen2_family,
-                              &qwen3_family,   &qwen3_moe_family, &seed_oss_family, &gpt_oss_family,
-                              &mixtral_family, &smollm3_family,   &olmo2_family,    &olmo3_family,
-                              &granite_family, &glm4_family,      &gemma3_family,   &ministral3_family};
+constexpr std::array families{&llama_family,      &mistral_family,  &phi3_family,    &qwen2_family,   &qwen3_family,
+                              &qwen3_moe_family,  &seed_oss_family, &gpt_oss_family, &mixtral_family, &smollm3_family,
+                              &olmo2_family,      &olmo3_family,    &granite_family, &glm4_family,    &gemma3_family,
+                              &ministral3_family, &qwen3_5_family};
 
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;
@@ -184,6 +184,12 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   require_at_most(config, "head_dim", s.head_dim, widest / s.heads);
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
   require_at_most(config, experts_key, s.experts.count, most_experts);
+  require_at_most(config, "linear_num_key_heads", s.delta.k_heads, widest);
+  require_at_most(config, "linear_num_value_heads", s.delta.v_heads, widest);
+  if (s.delta.k_heads > 0) {
+    require_at_most(config, "linear_key_head_dim", s.delta.k_dim, widest / s.delta.k_heads);
+    require_at_most(config, "linear_value_head_dim", s.delta.v_dim, widest / s.delta.v_heads);
+  }
   require_at_most(config, "num_experts_per_tok", s.experts.per_token,
                   std::min(s.experts.count, most_experts_per_token));
   require_at_most(config, "moe_intermediate_size", s.experts.intermediate, widest);
@@ -192,7 +198,8 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
                                            s.experts.count, s.layers, most_expert_lists));
   const double mlp = std::max(real(s.intermediate), real(s.experts.count) * real(s.experts.intermediate));
   const double parameters =
-      real(s.layers) * real(s.hidden) * (2 * real(s.q_width()) + 2 * real(s.kv_width()) + 3 * mlp) +
+      real(s.layers) * real(s.hidden) *
+          (real(s.q_width()) + real(s.qkv_width()) + real(s.delta.projected_width() + s.delta.v_width()) + 3 * mlp) +
       real(s.vocab) * real(s.hidden);
   if (parameters > most_parameters)
     config.refuse("num_hidden_layers",

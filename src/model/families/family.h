@@ -13,8 +13,9 @@ namespace so {
 class ConfigReader;
 
 // The parts of a decoder, in the order the forward pass uses them inside their unit. The q, k, v weights, their biases,
-// and gate and up, lie next to each other and are used as one matrix; a family that stores them as one names qkv and
-// gate_up instead. So are all experts of a layer one array, stored one by one (expert_*) or as one (experts_*).
+// the four of a delta layer, and gate and up, lie next to each other and are used as one matrix; a family that stores
+// them as one names qkv and gate_up instead. So are all experts of a layer one array, stored one by one (expert_*) or
+// as one (experts_*).
 enum class Role : std::uint8_t {
   embedding,
   input_norm,
@@ -30,6 +31,15 @@ enum class Role : std::uint8_t {
   sinks,
   o,
   o_bias,
+  delta_qkv,
+  delta_z,
+  delta_b,
+  delta_a,
+  delta_convolution,
+  delta_a_log,
+  delta_dt_bias,
+  delta_norm,
+  delta_out,
   attention_output_norm,
   mlp_norm,
   gate,
@@ -103,7 +113,7 @@ struct Family {
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     seed_oss_family, gpt_oss_family, ministral3_family, mixtral_family, smollm3_family, olmo2_family, olmo3_family,
-    granite_family, glm4_family, gemma3_family;
+    granite_family, glm4_family, gemma3_family, qwen3_5_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();

@@ -58,8 +58,16 @@ struct ElementwiseWork {
   double forward_kernels = 0, backward_kernels = 0;  // beyond those that are measured, a Llama layer's
 };
 
-// The norms with their sums, and the rotation of q and k.
-ElementwiseWork norms_and_rotation(const DecoderSpec& spec, const LayerSpec& layer) {
+// What a delta layer has between its products beside the rule itself: the convolution, the gates and the norm of the
+// output, and the gradients of each.
+void add_delta_elements(const DeltaSpec& delta, ElementwiseWork& work) {
+  const auto convolved = static_cast<double>(delta.convolved_width()), output = static_cast<double>(delta.v_width());
+  work.forward += 2 * convolved + 3 * output, work.backward += 3 * convolved + 6 * output;
+  work.again += 2 * convolved + 3 * output;
+}
+
+// The norms with their sums, and the rotation of q and k or a delta layer's convolution.
+ElementwiseWork elementwise_work(const DecoderSpec& spec, const LayerSpec& layer) {
   const auto hidden = static_cast<double>(spec.hidden), qk = static_cast<double>(spec.q_width() + spec.kv_width());
   ElementwiseWork work;
   // Two sums with their norms, or two sums; what is made again is the norms of sums that were kept.
@@ -71,6 +79,15 @@ ElementwiseWork norms_and_rotation(const DecoderSpec& spec, const LayerSpec& lay
     work.forward_kernels += 2, work.backward_kernels += 4;
   }
   if (spec.residual_scale != 1) work.backward += 4 * hidden, work.backward_kernels += 2;
+  if (layer.mixer == TokenMixer::gated_delta) {
+    add_delta_elements(spec.delta, work);
+    return work;
+  }
+  if (spec.output_gate) {
+    const auto q = static_cast<double>(spec.q_width());
+    work.forward += 3 * q, work.backward += 6 * q, work.again += 3 * q;
+    work.forward_kernels += 1, work.backward_kernels += 1;
+  }
   if (layer.rotation != LayerRotation::none) {
     work.forward += 2 * qk, work.backward += 2 * qk;
   } else {
@@ -84,24 +101,37 @@ ElementwiseWork norms_and_rotation(const DecoderSpec& spec, const LayerSpec& lay
   return work;
 }
 
-// The work of a layer's attention itself, as FLOPs of a dense product.
-struct AttentionWork {
+// Shares of a dense product's rate, as the delta rule's FLOPs are counted: 0.88 and 2.5 ms for 32,768 tokens with 32
+// value heads of 128 on an H200, which the best public kernels take.
+constexpr double delta_forward = 0.2, delta_backward = 0.15;
+
+// The work of a layer's attention or delta rule itself, as FLOPs of a dense product.
+struct MixingWork {
   double forward = 0, backward = 0;
 };
-AttentionWork attention_work(const DecoderSpec& spec, const LayerSpec& layer, std::span<const std::int32_t> cu_seqlens,
-                             const Efficiencies& reached, int sequence) {
+MixingWork mixing_work(const DecoderSpec& spec, std::int64_t of_layer, std::span<const std::int32_t> cu_seqlens,
+                       const Efficiencies& reached, int sequence) {
+  const LayerSpec layer = spec.layer(of_layer);
+  if (layer.mixer == TokenMixer::gated_delta) {
+    const double rule = mixing_flops(spec, of_layer, cu_seqlens) / sequence;
+    return {rule / delta_forward, 2 * rule / delta_backward};
+  }
   const Visited visited = visited_pairs(cu_seqlens, layer.window, static_cast<double>(spec.heads) / sequence, reached);
   const AttentionShares share = attention_shares(reached, spec.head_dim, visited);
   const double scores = 4 * static_cast<double>(spec.q_width()) / sequence * visited.pairs;
   return {scores / share.forward, 2 * scores / share.backward};
 }
 
-// The exchanges around attention of a layer of which a rank has `tokens`, and the packing and unpacking for them.
-void add_exchanges(const DecoderSpec& spec, double tokens, double size, int sequence, bool backward, UnitWork& unit) {
+// The exchanges around attention or the delta rule of a layer of which a rank has `tokens`, and the packing and
+// unpacking for them.
+void add_exchanges(const DecoderSpec& spec, std::int64_t layer, double tokens, double size, int sequence, bool backward,
+                   UnitWork& unit) {
   if (sequence == 1) return;
   const RankHeads heads = rank_heads(spec, 0, sequence);
-  const auto to_heads = static_cast<double>(sequence * (heads.q + 2 * heads.kv) * spec.head_dim),  // of a token
-      back = static_cast<double>(spec.q_width()), bytes = tokens * size * (to_heads + back);
+  const std::int64_t columns = spec.is_delta(layer) ? spec.delta.projected_width() - spec.delta.v_width()
+                                                    : sequence * (heads.q + 2 * heads.kv) * spec.head_dim;
+  const auto to_heads = static_cast<double>(columns),  // of a token
+      back = static_cast<double>(spec.mixed_width(layer)), bytes = tokens * size * (to_heads + back);
   const double received = bytes * (1 - 1.0 / sequence), copied = 2 * bytes, copies = 4.0 * sequence;
   unit.forward_exchanges = 2;
   unit.forward_received = received;
@@ -118,7 +148,8 @@ void add_exchanges(const DecoderSpec& spec, double tokens, double size, int sequ
 double tile_sum_bytes(const DecoderSpec& spec, std::int64_t layer) {
   const bool experts = spec.layer(layer).experts;
   const std::int64_t mlp = experts ? spec.experts.count * spec.experts.intermediate : spec.intermediate;
-  return 8.0 * static_cast<double>(spec.hidden) * static_cast<double>(spec.q_width() + spec.qkv_width() + 3 * mlp);
+  return 8.0 * static_cast<double>(spec.hidden) *
+         static_cast<double>(spec.mixed_width(layer) + spec.projected_width(layer) + 3 * mlp);
 }
 
 }  // namespace
@@ -138,7 +169,7 @@ double product_share(const DecoderSpec& spec, DType activations, const Efficienc
   double share = 1;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     const std::int64_t mlp = spec.layer(layer).experts ? spec.experts.intermediate : spec.intermediate;
-    for (const std::int64_t size : {spec.hidden, spec.q_width(), spec.qkv_width(), mlp}) {
+    for (const std::int64_t size : {spec.hidden, spec.mixed_width(layer), spec.projected_width(layer), mlp}) {
       if (size % 2 != 0) return reached.odd_products;
       if (size % gemm_multiple != 0) share = reached.unaligned_products;
     }
@@ -168,15 +199,15 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     UnitWork& unit = units[static_cast<std::size_t>(layer_unit(layer))];
     const LayerSpec l = spec.layer(layer);
     const double mlp = 6 * tokens * hidden * static_cast<double>(spec.mlp_width(layer));  // gate, up and down
-    const double attention = 4 * static_cast<double>(spec.q_width()) / sequence * attention_pairs(cu_seqlens, l.window);
+    const double mixing = mixing_flops(spec, layer, cu_seqlens) / sequence;
     const double projections =
-        flops[static_cast<std::size_t>(layer_unit(layer))].forward - mlp - attention;  // and the router
-    const AttentionWork scores = attention_work(spec, l, cu_seqlens, reached, sequence);
+        flops[static_cast<std::size_t>(layer_unit(layer))].forward - mlp - mixing;  // and the router
+    const MixingWork scores = mixing_work(spec, layer, cu_seqlens, reached, sequence);
     const double products = (projections + mlp / mlp_share(spec, layer, tokens, reached)) / aligned;
     unit.forward_flops = products + scores.forward;
     const UnitBackward part = backward.empty() ? UnitBackward{} : backward[static_cast<std::size_t>(layer_unit(layer))];
     if (part.runs) unit.backward_flops = (1 + part.weights) * products + scores.backward;
-    const ElementwiseWork work = norms_and_rotation(spec, l);
+    const ElementwiseWork work = elementwise_work(spec, l);
     const double expert_kernels = l.experts ? reached.expert_kernels : 0;
     unit.forward_kernels = reached.forward_kernels + work.forward_kernels + expert_kernels;
     if (part.runs) unit.backward_kernels = reached.backward_kernels + work.backward_kernels + expert_kernels;
@@ -186,7 +217,7 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
                  rows = l.experts ? static_cast<double>(spec.experts.per_token) * hidden : 0;
     unit.forward_bytes = tokens * size * (work.forward + 3 * width + 3 * rows);
     if (part.runs) unit.backward_bytes = tokens * size * (work.backward + (l.experts ? 8 : 6) * width + 7 * rows);
-    add_exchanges(spec, tokens, size, sequence, part.runs, unit);
+    add_exchanges(spec, layer, tokens, size, sequence, part.runs, unit);
   }
   return units;
 }
@@ -205,7 +236,7 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
     const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
     if (keep[layer] == Keep::all || (!backward.empty() && !backward[unit].runs)) continue;
     const std::int64_t width = spec.mlp_width(static_cast<std::int64_t>(layer));
-    const ElementwiseWork elements = norms_and_rotation(spec, spec.layer(static_cast<std::int64_t>(layer)));
+    const ElementwiseWork elements = elementwise_work(spec, spec.layer(static_cast<std::int64_t>(layer)));
     // One product of the MLP: gate, up or down.
     const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
                            (mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached) *
@@ -219,8 +250,7 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
     if (keep[layer] >= Keep::attention)
       again.flops[unit] = work[unit].forward_flops - (spec.output_norms ? 0 : product);
     if (keep[layer] == Keep::attention)
-      again.flops[unit] -=
-          attention_work(spec, spec.layer(static_cast<std::int64_t>(layer)), cu_seqlens, reached, sequence).forward;
+      again.flops[unit] -= mixing_work(spec, static_cast<std::int64_t>(layer), cu_seqlens, reached, sequence).forward;
     if (tile_rows > 0 && keep[layer] >= Keep::no_gate_up)
       again.device_bytes[unit] +=
           tile_sum_bytes(spec, static_cast<std::int64_t>(layer)) * std::ceil(tokens / static_cast<double>(tile_rows));
