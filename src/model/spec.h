@@ -105,8 +105,8 @@ struct DecoderSpec {
   bool projection_norm = false;  // RMSNorm of all query heads of a token as one, and of all key heads
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   bool sinks = false;  // a learned logit of each head in the softmax's sum (AttentionSpans)
-  bool output_gate =
-      false;  // attention's output is multiplied by sigmoid(gate); each query head is followed by its gate
+  // Attention's output is multiplied by sigmoid(gate): each query head is followed by its gate.
+  bool output_gate = false;
   bool tied_embeddings = false;
   GateActivation gate = GateActivation::silu;  // of layers without experts
   double attention_scale = 0;                  // multiplies q.k; 0: 1 / sqrt(head_dim)

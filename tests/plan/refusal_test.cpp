@@ -272,13 +272,14 @@ TEST(PlanChanges, WhatIsFrozenOrLearnsAtARateOfItsOwnIsLeftAsItIs) {
 // and asks for no more of the device than it has.
 SO_LABEL(sweep, "PlanAdvice.FitsOnEveryMachine");
 TEST(PlanAdvice, FitsOnEveryMachine) {
-  int refused = 0, advised = 0, turn = 0;
+  int refused = 0, advised = 0;
   std::set<std::pair<std::size_t, std::size_t>> seen;
   for (const KnownHardware& known : known_hardware()) {
     const HardwareProfile& hardware = known.profile;
     if (hardware.one_memory || !seen.emplace(hardware.device_memory, hardware.host_memory).second) continue;
+    std::size_t turn = seen.size();  // each machine begins elsewhere
     for (const Preset& preset : model_presets()) {
-      if (++turn % 3 != 0) continue;  // 17 models, so that each machine begins elsewhere
+      if (++turn % 3 != 0) continue;
       SCOPED_TRACE(fmt::format("{} on {}", preset.name, known.key));
       Planned planned(std::string(preset.name).c_str(), cuda_backend(),
                       static_cast<double>(hardware.device_memory) / 1e9,
