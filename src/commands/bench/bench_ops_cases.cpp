@@ -332,13 +332,13 @@ class LayerCases final : public Cases {
     });
     add("delta_rule_grad", shape, 0, products(8, 5, 4), [=, this](Tensors& m) {
       const Ops::DeltaRule forward = call_of(m);
-      const auto [dq, dk, dv] = heads_in(m.random(t_, {n_, d.convolved_width()}));
+      const std::array<Heads, 3> gradients = heads_in(m.random(t_, {n_, d.convolved_width()}));
       const Tensor ddecay = m.zeros(DType::f32, {n_, d.v_heads}), drate = m.zeros(DType::f32, {n_, d.v_heads});
       const Tensor scratch = m.scratch(ops_.memory().delta_rule_grad(size));
       return Call{[=](Ops& ops, Stream& stream) {
-        ops.delta_rule_grad(stream, {.dq = dq,
-                                     .dk = dk,
-                                     .dv = dv,
+        ops.delta_rule_grad(stream, {.dq = gradients[0],
+                                     .dk = gradients[1],
+                                     .dv = gradients[2],
                                      .ddecay = ddecay,
                                      .drate = drate,
                                      .dout = forward.out,
