@@ -42,7 +42,7 @@ class ModelFiles {
   // The text of config.json as the spec was read from it, and as it is exported.
   const std::string& config_json() const { return config_json_; }
   const ParameterFiles& files() const { return files_; }
-  // What the log of a run says of the tensors that are not trained but copied, a line each.
+  // Returns the lines of the log about tensors that are copied instead of trained.
   std::vector<std::string> carried_lines() const;
 
   // Reads every parameter, shard by shard, and places it: in an engine as master weights, whoever owns them, and as

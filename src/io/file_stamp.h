@@ -1,4 +1,4 @@
-// What tells, as well as a file system can, whether somebody has written to a file.
+// Two stamps of a file differ if somebody wrote to it in between, as far as the file system tells.
 #pragma once
 
 #include <sys/stat.h>

@@ -46,8 +46,8 @@ class ConfigReader {
   std::shared_ptr<const Node> node_;
 };
 
-// What of a config.json is the text model's: all of it, or text_config where the class holds more than text. Throws
-// Error if that is missing.
+// Returns the text model's part of a config.json: all of it, or text_config where the class holds more than text.
+// Throws Error if that is missing.
 ConfigReader text_part(const ConfigReader& config);
 
 // The spec of a model from its config.json; of a class that holds more than text, that of its text model. Throws Error

@@ -36,8 +36,8 @@ struct DeviceBatch {
   bool is_slice() const { return sequence_tokens > 0; }
 };
 
-// What a layer keeps of the tokens that it has seen: attention keys and values, a delta layer its state and what the
-// convolution of the next token reads.
+// A layer's memory of the tokens that it has seen: keys and values of attention, or the state of a delta layer and the
+// rows that the convolution of the next token reads.
 struct LayerCache {
   Tensor keys_values;  // T [capacity, 2 * kv_width], keys first (rotated), then values
   Tensor convolution;  // T [convolution - 1, convolved_width], of the last tokens

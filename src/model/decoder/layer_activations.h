@@ -40,7 +40,7 @@ struct LayerActivations {
   Tensor mixed;                     // what attention or the delta rule makes, T [N, mixed_width]
   Tensor lse;                       // of attention, f32 [heads, N], of a slice the own heads' of all tokens
   Tensor gated;                     // T [N, mixed_width], if the layer has a gate there
-  // Of a delta layer: convolved q, k and v, T [N, convolved_width]; f32 [N, v_heads] each.
+  // A delta layer has these: q, k and v behind the convolution, T [N, convolved_width]; the others f32 [N, v_heads].
   Tensor convolved, decay, rate, gated_inv_rms;
   // Of a slice: what attention reads and makes, of this rank's heads and all tokens. Never kept.
   Tensor own_qkv, own_attention;

@@ -26,13 +26,13 @@ struct State {
   __device__ float& operator()(int i, int c) const { return at[i * pitch + c]; }
 };
 
-// What all threads of a block need of a row. In shared memory.
+// A row as all threads of a block read it, from shared memory.
 struct RowShared {
   float q[threads], k[threads], dout[threads], u[threads], dm[threads];
   float rate_sums[warps], decay_sums[warps];
 };
 
-// A row's vectors as all threads see them: normalised, and what it takes to normalise them.
+// Queries and keys in shared memory are as given; multiplied by these they are normalised.
 struct Norms {
   float q, k;  // 1 / (|q| sqrt(k_dim)), 1 / |k|
 };

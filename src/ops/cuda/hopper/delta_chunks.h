@@ -116,7 +116,7 @@ __device__ inline void state_products(Sums& c, const Operand (&state)[head_parts
                                part + k > 0);
 }
 
-// What each step of the scans over a document's chunks finds in shared memory.
+// The inputs of one step of a scan over a document's chunks, in shared memory.
 struct ScanTiles {
   bf16_t k[side * head_dim], q[side * head_dim];
   bf16_t values[part_elements], inverse[part_elements], scores[part_elements];
