@@ -4,15 +4,15 @@
 # usage: test.sh [--all]
 #   --all  also PyTorch for the tests of its optimizer, which takes 5.7 GB of disk (.deps/torch); all but sweeps compiled
 #          by clang, where warnings are errors, with the address and undefined-behaviour sanitizers, the fuzz targets on
-#          their corpora and bench/; where threads meet, the thread sanitizer; and the program compiled for 64-bit Arm,
-#          with a sample of its tests emulated
+#          their corpora and bench/; where threads meet, the thread sanitizer; and what is written for 64-bit Arm,
+#          with an emulator
 # From a clean clone with a CUDA toolkit, on two idle cores, it took 14 minutes, with --all 46; with --all on others 22 to 57.
 set -eu
 cd "$(dirname "$0")"
 case "$#:${1:-}" in
   0:) all="" ;;
   1:--all) all=1 ;;
-  *) sed -n '/^# usage/,/^#  *with a/s/^# //p' "$0" >&2 && exit 2 ;;
+  *) sed -n '/^# usage/,/^#  *with an emu/s/^# //p' "$0" >&2 && exit 2 ;;
 esac
 jobs=$(nproc)
 begin=$(date +%s)
@@ -84,7 +84,7 @@ if [ "$all" ]; then
     -DSO_SANITIZE=address,undefined -DSO_FUZZ=ON -DSO_BENCH=ON -DSO_CUDA=OFF
   # oneDNN's OpenMP runtime is not instrumented; our code calls it one thread at a time, so it stays out of the picture.
   run build-tsan -DSO_SANITIZE=thread -DSO_CUDA=OFF
-  scripts/test_aarch64.sh
+  scripts/test_aarch64.sh bits
 fi
 
 if ! nvidia-smi -L >/dev/null 2>&1; then

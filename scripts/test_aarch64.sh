@@ -3,15 +3,16 @@
 # several lengths. Installs the cross compiler and qemu where they are missing; the libraries of that architecture are
 # unpacked into .deps/aarch64 and never installed. Where it cannot run it says why, also in the file NOT_RUN if that is
 # set, and succeeds.
-# usage: [NOT_RUN=FILE] test_aarch64.sh [sample|all|cuda] [BUILD = build-aarch64, build-aarch64-all, build-aarch64-cuda]
-#   sample  the program, compiled quickly; the tests of AdamW and of matrix products, and a training run
+# usage: [NOT_RUN=FILE] test_aarch64.sh [bits|sample|all|cuda] [BUILD = build-aarch64, build-aarch64-all, build-aarch64-cuda]
+#   bits    the tests of AdamW and of matrix products, compiled quickly
+#   sample  those, and the program with a training run (the default)
 #   all     the program as it is released, and the tests of every room; slow ones are sampled, and it says which
 #   cuda    the program with the CUDA backend, compiled and linked for servers with NVIDIA GPUs (sbsa); nothing is run
 set -eu
 cd "$(dirname "$0")/.."
 mode=${1:-sample}
 case $mode in
-  sample) build=${2:-build-aarch64} ;;
+  bits | sample) build=${2:-build-aarch64} ;;
   all | cuda) build=${2:-build-aarch64-$mode} ;;
   *) sed -n 's/^# usage: /usage: /p' "$0" >&2 && exit 2 ;;
 esac
@@ -169,9 +170,11 @@ run_all() {
 not_emulated='MappingGuardDeathTest.*:ChildProcess.NamesAProgramThatIsMissing:ThreadPool.AThreadThatCannotBeMadeIsAnError'
 not_emulated="$not_emulated:HostPages.AreZeroAndHugeWhereLarge:HostMemory.TheAddressSpaceLimitCounts"
 
-run_sample() {
+# run_bits [TARGET]: builds that target too.
+run_bits() {
   configure -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DSO_OPTIMIZE_COLD=OFF -DSO_CUDA=OFF
-  cmake --build "$build" -j "$jobs" --target superoffload test_aarch64
+  # shellcheck disable=SC2086  # an optional word
+  cmake --build "$build" -j "$jobs" --target test_aarch64 ${1:-}
   echo "-- built in $(($(date +%s) - started)) s"
   # qemu emulates longer vectors element by element: there the sample is bits that are compared with those of x86-64.
   bits='Target.*:AdamWChecksum.*:SimdSgemm.HasTheBits*'
@@ -184,7 +187,6 @@ run_sample() {
     tests_on max,sve128=on 4 SVE2_128 "$program" --gtest_filter="AdamWMomentBits/1.*"
     tests_on max,sve256=on 8 SVE_256 "$program" --gtest_filter="$bits"
     tests_on max,sve512=on 16 SVE2 "$program" --gtest_filter="$bits"
-    train_sample
   } >"$beside" 2>&1 &
   status=0
   tests_on max,sve128=on 4 SVE2_128 "$program" --gtest_filter="$bits:AdamW*-AdamWMomentBits/1.*" || status=$?
@@ -192,6 +194,10 @@ run_sample() {
   cat "$beside"
   rm -f "$beside"
   return "$status"
+}
+run_sample() {
+  run_bits superoffload
+  train_sample
 }
 
 # The libraries that the CUDA backend is linked with, for servers with 64-bit Arm processors (sbsa), from NVIDIA's packages
