@@ -6,6 +6,9 @@
 
 namespace so {
 
+// Heads wider than this go to kernels of ours, whose gradient needs the row sums of dout out alone.
+inline constexpr std::int64_t widest_cudnn_head = 256;
+
 constexpr std::int64_t round_up_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
 // Returns the rows that a graph of ragged documents has for the longest: 64 to 512 in steps of 64, then four to an

@@ -82,13 +82,14 @@ class CudaOpsMemory final : public OpsMemory {
 };
 
 std::size_t CudaOpsMemory::attention(const AttentionSize& size) const {
-  if (size.dtype != DType::bf16) return 0;
+  if (size.dtype != DType::bf16 || size.head_dim > widest_cudnn_head) return 0;
   // The sinks in fp32.
   const std::int64_t sinks = size.sinks ? 256 + size.q_heads * 4 : 0;
   return static_cast<std::size_t>(cudnn_tables(size) + sinks);
 }
 
 std::size_t CudaOpsMemory::attention_grad(const AttentionSize& size) const {
+  if (size.head_dim > widest_cudnn_head) return static_cast<std::size_t>(256 + size.q_rows * size.q_heads * 4);
   if (size.dtype != DType::bf16) return static_cast<std::size_t>(gradient_base(size));
   if (size.any_order) return static_cast<std::size_t>(gradient_in_any_order(size));
   const std::int64_t rows = rows_in_graph(size), in_graph = rounded_length(longest(size));
@@ -105,7 +106,7 @@ std::size_t CudaOpsMemory::attention_grad(const AttentionSize& size) const {
 }
 
 std::size_t CudaOpsMemory::attention_grad_most(const AttentionSize& size) const {
-  if (size.any_order) return attention_grad(size);
+  if (size.any_order || size.head_dim > widest_cudnn_head) return attention_grad(size);
   // dS, bf16, of all heads of all documents, were they all as long as the longest.
   const std::int64_t all = rows_in_graph(size) * size.q_heads * rounded_length(longest(size)) * 2;
   const auto most = static_cast<std::size_t>(gradient_base(size) + (size.dtype == DType::bf16 ? all : 0));

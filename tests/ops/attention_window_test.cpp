@@ -24,6 +24,7 @@ const Case cache = {"key-value cache", 8, 1, 32, {{3, 300}, {1, 1}, {1, 230}, {0
 const Case grouped = {"equal lengths, one key head for eight", 8, 1, 64, {{192, 192}, {192, 192}}, 1, 8, 0};
 const Case broad = {"heads of 128", 4, 2, 128, {{70, 70}, {1, 1}, {90, 90}}, 1, 8};
 const Case broadest = {"heads of 256", 2, 1, 256, {{70, 70}, {40, 40}}, 1, 8};
+const Case widest = {"heads of 512", 4, 2, 512, {{70, 70}, {1, 1}, {200, 200}}, 1, 8};
 const Case odd = {"odd sizes", 2, 1, 20, {{33, 33}, {70, 70}, {2, 90}}};
 const Case cut = {"long enough to be cut", 2, 1, 16, {{5, 5}, {600, 600}}};
 const Case blind = {"more queries than keys", 2, 2, 64, {{5, 2}, {3, 0}, {100, 70}}, 1, 8};
@@ -48,7 +49,8 @@ std::vector<Case> windowed_cases() {
   for (const std::int64_t window : {1, 100, 128, 129, 511, 599}) all.push_back(cut.windowed(window));
   for (const std::int64_t window : {1, 2, 40, 69}) all.push_back(blind.windowed(window));
   for (const std::int64_t window : {64, 100}) all.push_back(grouped.windowed(window));
-  for (const Case& c : {broad, broadest}) all.push_back(c.windowed(33));
+  for (const Case& c : {broad, broadest, widest}) all.push_back(c.windowed(33));
+  all.push_back(widest.windowed(130));
   // Up to two, three and more tiles of keys for one of queries; on the CPU, which has no such tiles, one.
   const auto on_a_gpu = [](std::vector<std::int64_t> windows) {
     if (!test::on_gpu()) windows.resize(test::sanitized ? 0 : 1);
@@ -68,7 +70,7 @@ std::vector<Case> sink_cases() {
   for (const double about : test::sanitized ? std::vector{0.0} : std::vector{-40.0, 0.0, 40.0})
     for (const Case& c : {packed, equal, cache, blind, packed.windowed(20), equal.windowed(100), cache.windowed(33)})
       all.push_back(c.with_sinks(about));
-  for (const Case& c : {odd, cut, cut.windowed(128), blind.windowed(3), grouped.windowed(70), broad, broadest})
+  for (const Case& c : {odd, cut, cut.windowed(128), blind.windowed(3), grouped.windowed(70), broad, broadest, widest})
     all.push_back(c.with_sinks(1));
   if (test::on_gpu() || !test::sanitized)
     for (const Case& c :

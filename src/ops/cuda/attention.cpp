@@ -31,7 +31,7 @@ CudaAttention::~CudaAttention() = default;
 bool CudaAttention::cudnn_takes(const AttentionCall& call) const {
   if (!call.self_attention() || !call.in_pieces()) return false;
   const int generation = properties_.capability / 10;
-  if (call.q->head_dim > (generation == 9 ? 256 : 128)) return false;
+  if (call.q->head_dim > (generation == 9 ? widest_cudnn_head : 128)) return false;
   return call.dense ? generation >= 8 : generation == 9 || generation == 10;
 }
 
@@ -43,6 +43,11 @@ bool CudaAttention::hopper_takes(const AttentionCall& call) const {
   return properties_.capability == 90 && call.in_pieces() && hopper_attention_takes(static_cast<int>(call.q->head_dim));
 }
 
+bool CudaAttention::hopper_takes_wide(const AttentionCall& call) const {
+  return properties_.capability == 90 && call.in_pieces() &&
+         hopper_attention_takes_wide(static_cast<int>(call.q->head_dim));
+}
+
 void CudaAttention::forward(cudaStream_t stream, const Ops::Attention& a) {
   AttentionCall call(stream, a, a.scratch);
   if (call.q_rows() == 0 || a.spans.documents == 0) return;
@@ -52,6 +57,7 @@ void CudaAttention::forward(cudaStream_t stream, const Ops::Attention& a) {
                                                                                 : hopper_attention(stream, args);
   }
   if (cudnn_takes(call) && cudnn_forward(call)) return;
+  if (hopper_takes_wide(call)) return hopper_attention_wide(stream, call.arguments());
   if (tensor_cores_take(call)) return tensor_core_attention(stream, call.arguments());
   plain_attention(stream, a.q.rows.dtype(), call.arguments());
 }
@@ -93,6 +99,7 @@ void CudaAttention::backward(cudaStream_t stream, const Ops::AttentionGrad& g, v
   if (hopper_takes(call) && call.self_attention() && hopper_attention_takes_narrow(a))
     return hopper_attention_grad_narrow(stream, a, properties_.multiprocessors);
   if (hopper_takes(call)) return hopper_attention_grad(stream, a);
+  if (hopper_takes_wide(call)) return hopper_attention_wide_grad(stream, a);
   if (tensor_cores_take(call)) return tensor_core_attention_grad(stream, a);
   plain_attention_grad(stream, forward.q.rows.dtype(), a);
 }

@@ -22,6 +22,7 @@ struct AttentionCall;  // attention_call.h
 //   Hopper         on its GPUs: windows, backward up to half the longest document with heads of 64 or 128, forward
 //                  up to 192 keys with heads of 64; and gradients of other bf16 with such heads, or whose cuDNN
 //                  workspace does not fit into the scratch
+//   Hopper, wide   bf16 with heads of 512 on its GPUs, whatever else; cuDNN has none so wide
 //   tensor cores   such windows and gradients elsewhere, and other bf16 (a KV cache)
 //   plain          fp32, and bf16 whose rows cannot be read 16 bytes at a time
 //
@@ -52,6 +53,9 @@ struct AttentionCall;  // attention_call.h
 //   15 of 38 to 4,096         0.72 (520)   2.35 (400)   2.64 (356)                 7.3
 // So a step of 2.2 s with 40 layers and 4 x 4,096 tokens pays 1.3% for the same bits every time with 1.5 GiB for dS,
 // and 0.5% with 5.7 GB; ragged costs 7% more than dense. One query on 4,096 keys takes 0.14 ms.
+//
+// 32 heads of 512 on 4 key heads, 1 x 8,192: forward 7.2 ms (306), gradient 28.1 (196); PyTorch's fallback in the same
+// call 16.2 and 131, its cuDNN with 32 heads of 256 on 16 517 and 371 TFLOP/s.
 class CudaAttention {
  public:
   explicit CudaAttention(const CudaProperties& properties);
@@ -65,6 +69,7 @@ class CudaAttention {
   bool cudnn_takes(const AttentionCall& call) const;
   bool tensor_cores_take(const AttentionCall& call) const;
   bool hopper_takes(const AttentionCall& call) const;
+  bool hopper_takes_wide(const AttentionCall& call) const;
   bool narrow(const AttentionCall& call) const;
   bool cudnn_forward(AttentionCall call);          // false: cuDNN does not take this window
   bool cudnn_backward(const AttentionCall& call);  // false: that, or not enough scratch

@@ -1,7 +1,7 @@
 // Attention without a library: what runs where cuDNN does not (attention.h says when). Three sets of kernels with one
 // interface: on the tensor cores for bf16 whose rows can be read 16 bytes at a time, on Hopper's (hopper/) for heads of
-// 64 and 128 of such rows, and plain fp32 arithmetic for all else. All keep sums in fp32 and add them in a fixed order;
-// backward computes the scores again, once for dq and once for dk and dv, so that no two blocks add to one element.
+// 64, 128 and 512 of such rows, and plain fp32 arithmetic for all else. All keep sums in fp32 and add them in a fixed order;
+// backward computes the scores again, for dq and for dk and dv by themselves, so that no two blocks add to one element.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -37,8 +37,8 @@ struct AttentionArguments {
   float scale = 0;
 };
 
-// Largest head dimension of either set.
-inline constexpr int max_kernel_head_dim = 256;
+// Largest head dimension of the plain kernels, and of the tensor cores'.
+inline constexpr int max_kernel_head_dim = 512, max_tensor_core_head_dim = 256;
 
 // Whether the tensor cores' kernels take these heads: head_dim and rows in pieces of 16 bytes, and `shared_memory`
 // (bytes that a block of this GPU may have) enough.
@@ -61,6 +61,11 @@ inline bool hopper_attention_takes_narrow_forward(const AttentionArguments& a) {
   return a.head_dim == 64 && a.window <= narrow_forward_window && a.heads / a.kv_heads % narrow_forward_heads == 0;
 }
 void hopper_attention_narrow(cudaStream_t stream, const AttentionArguments& a);
+
+// Heads of 512, which cuDNN does not take.
+constexpr bool hopper_attention_takes_wide(int head_dim) { return head_dim == 512; }
+void hopper_attention_wide(cudaStream_t stream, const AttentionArguments& a);
+void hopper_attention_wide_grad(cudaStream_t stream, const AttentionArguments& a);
 
 void plain_attention(cudaStream_t stream, DType dtype, const AttentionArguments& a);
 void plain_attention_grad(cudaStream_t stream, DType dtype, const AttentionArguments& a);

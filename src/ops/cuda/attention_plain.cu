@@ -1,4 +1,4 @@
-// Attention in plain fp32 arithmetic, for fp32 data and for any head dimension up to 256. Right and deterministic
+// Attention in plain fp32 arithmetic, for fp32 data and for any head dimension up to 512. Right and deterministic
 // first: the fp32 path serves comparison with other implementations, not speed.
 //
 // A block owns ROWS rows, LANES threads to a row, and walks over the other side ROWS at a time. A thread computes every
@@ -14,10 +14,14 @@ using namespace kernel;
 
 constexpr int threads = 128;
 
-// For head dimensions up to DIM; with half the rows of twice the length shared memory stays the same.
+// For head dimensions up to DIM; with half the rows of twice the length shared memory stays the same. Heads of 512 have
+// more threads to a row than a tile has scores of it.
 template <int DIM>
 struct Cut {
-  static constexpr int rows = 4096 / DIM, lanes = threads / rows, scores = rows / lanes, dims = DIM / lanes;
+  static constexpr int rows = 4096 / DIM, lanes = threads / rows, dims = DIM / lanes;
+  static constexpr int scores = (rows + lanes - 1) / lanes;
+  // Whether the tile has this row.
+  __device__ static bool has(int row) { return lanes <= rows || row < rows; }
 };
 
 __device__ inline int row_in_block(int lanes) { return static_cast<int>(threadIdx.x) / lanes; }
@@ -80,8 +84,9 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
 #pragma unroll
     for (int i = 0; i < C::scores; ++i) {
       const int j = lane + i * C::lanes;
-      scores[i] =
-          begin + j >= unseen && begin + j < seen ? a.scale * dot(qs + r * pitch, ks + j * pitch, dim) : -INFINITY;
+      scores[i] = C::has(j) && begin + j >= unseen && begin + j < seen
+                      ? a.scale * dot(qs + r * pitch, ks + j * pitch, dim)
+                      : -INFINITY;
       now = fmaxf(now, scores[i]);
     }
     now = row_max<C::lanes>(now);
@@ -92,7 +97,7 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
     for (int i = 0; i < C::scores; ++i) {
       const float p = expf(scores[i] - base);
       total += p;
-      ps[lane + i * C::lanes] = p;
+      if (C::has(lane + i * C::lanes)) ps[lane + i * C::lanes] = p;
     }
     __syncwarp();
 #pragma unroll
@@ -147,6 +152,7 @@ __global__ void __launch_bounds__(threads) grad_query_kernel(AttentionArguments 
 #pragma unroll
     for (int i = 0; i < C::scores; ++i) {
       const int j = lane + i * C::lanes;
+      if (!C::has(j)) break;
       float value = 0;
       if (begin + j >= unseen && begin + j < seen) {
         const float p = expf(a.scale * dot(qs + r * pitch, ks + j * pitch, dim) - lse);
@@ -199,6 +205,7 @@ __global__ void __launch_bounds__(threads) grad_key_value_kernel(AttentionArgume
 #pragma unroll
       for (int i = 0; i < C::scores; ++i) {
         const int j = lane + i * C::lanes, query = begin + j;
+        if (!C::has(j)) break;
         float p = 0, value = 0;
         if (query < d.q_count && key < d.k_count && key <= query + shift && key > query + shift - d.window) {
           p = expf(a.scale * dot(qs + j * pitch, ks + r * pitch, dim) - *lse_at(a, d, head, query));
@@ -235,8 +242,10 @@ void with_cut(DType dtype, int head_dim, F&& f) {
   with_type(dtype, [&]<class T>() {
     if (head_dim <= 128)
       f.template operator()<T, 128>();
-    else
+    else if (head_dim <= 256)
       f.template operator()<T, 256>();
+    else
+      f.template operator()<T, 512>();
   });
 }
 

@@ -464,7 +464,7 @@ unsigned tile_blocks(std::int64_t total_rows, int documents) {
 }  // namespace
 
 bool tensor_core_attention_takes(int head_dim, std::int64_t shared_memory) {
-  if (head_dim % 8 != 0 || head_dim > max_kernel_head_dim) return false;
+  if (head_dim % 8 != 0 || head_dim > max_tensor_core_head_dim) return false;
   bool fits = false;
   with_dimensions(head_dim,
                   [&]<int D, int>() { fits = static_cast<std::int64_t>(sizeof(Shared<D>)) <= shared_memory; });

@@ -158,6 +158,20 @@ __device__ inline void store_operand(bf16_t* tile, const Operand& from) {
   }
 }
 
+// Reads such a tile.
+__device__ inline void load_operand(Operand& to, const bf16_t* tile) {
+  const int thread = thread_number(), lane = thread % kernel::warp, matrix = lane / 8;
+  const int row = thread / kernel::warp % 4 * 16 + matrix % 2 * 8 + lane % 8;
+#pragma unroll
+  for (int c = 0; c < side / 16; ++c) {
+    const unsigned from = shared_address(tile) + row * 128 + ((2 * c + matrix / 2) ^ (row % 8)) * 16;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[c][0]), "=r"(to[c][1]), "=r"(to[c][2]), "=r"(to[c][3])
+                 : "r"(from)
+                 : "memory");
+  }
+}
+
 // Writes the transpose of the group's sums, as operand, into a tile of 64 columns, of which each warp has 16.
 __device__ inline void store_transposed(bf16_t* tile, const Operand& from) {
   const int thread = thread_number(), lane = thread % kernel::warp, matrix = lane / 8;
