@@ -8,7 +8,6 @@ namespace so {
 namespace {
 
 constexpr double same_facts = 1e-3;
-constexpr double rounding = 1e-9;
 
 }  // namespace
 
@@ -41,21 +40,19 @@ void StepPlay::measure_shares() {
 void StepPlay::ask() {
   asked_ = true;
   const StepTimes measured = times();
-  choice_is_new_ = !pieces_.empty() && (!was_asked_ || !measured.is_within(same_facts, asked_with_) ||
-                                        !shares_.is_within(same_facts, asked_shares_));
+  const bool same =
+      times_asked_ > 0 && measured.is_within(same_facts, asked_with_) && shares_.is_within(same_facts, asked_shares_);
+  choice_is_new_ = !pieces_.empty() && times_asked_ < most_questions_ && !same;
   if (choice_is_new_) {
     asked_with_ = measured;
     asked_shares_ = shares_;
-    was_asked_ = true;
+    ++times_asked_;
     choice_ = choose(measured);
   }
   schedule_.begin_step(choice_);
 }
 
-// Where steps alternate, the policy is asked again and again with what it has answered already.
-const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
-  for (const Answer& answer : answers_)
-    if (measured.is_within(rounding, answer.times) && shares_.is_within(rounding, answer.shares)) return answer.choice;
+UpdateChoice StepPlay::choose(const StepTimes& measured) const {
   const BucketShares shares(shares_, pieces_.units());
   UpdateFacts facts;
   static_cast<StepTimes&>(facts) = measured;
@@ -67,8 +64,7 @@ const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
   facts.micro_batches = run_.micro_batches;
   facts.previews = !placement().makes_from_masters(Owner::host);
   facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
-  answers_.push_back({measured, shares_, policy_->choose(facts)});
-  return answers_.back().choice;
+  return policy_->choose(facts);
 }
 
 double StepPlay::bytes_of(HostTask task) const {

@@ -122,9 +122,8 @@ class StepPlay;
 
 class Simulator {
  public:
-  // `policy`: null: the one that the engine takes for the schedule. It is asked in every step in which what was
-  // measured differs, by more than a thousandth, from what it was asked with last, unless it has answered the same
-  // before.
+  // `policy` is asked in every step in which what was measured differs, by more than a thousandth, from what it was
+  // asked with last. null: the one that the engine takes for the schedule, asked three times at most.
   explicit Simulator(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy = nullptr);
   ~Simulator();
   Simulator(const Simulator&) = delete;

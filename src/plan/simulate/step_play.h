@@ -95,7 +95,7 @@ class StepPlay {
   // From what the last step's units were needed and complete at.
   void measure_shares();
   void ask();
-  const UpdateChoice& choose(const StepTimes& measured);
+  UpdateChoice choose(const StepTimes& measured) const;
   double bytes_of(HostTask task) const;  // of the host's memory, an element
   bool start_host();
   void finish_host();
@@ -139,6 +139,7 @@ class StepPlay {
   bool reducing() const { return !reductions_.empty(); }
 
   const SimulatedRun run_;
+  const int most_questions_;
   const std::unique_ptr<UpdatePolicy> policy_;
   HostPieces pieces_;
   const std::int64_t place_count_;
@@ -214,17 +215,12 @@ class StepPlay {
   double forward_seconds_ = 0, backward_seconds_ = 0, phase_ = 0;
   std::vector<double> needed_at_, landed_at_;  // by unit: `phase_` then; below 0: not yet
   PassShares shares_;
-  bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
+  bool first_gradient_ = false, asked_ = false, choice_is_new_ = false;
+  int times_asked_ = 0;  // in all steps
   UpdateChoice choice_;
   std::vector<std::int64_t> streamed_elements_;  // by piece
   StepTimes asked_with_;
   PassShares asked_shares_;
-  struct Answer {
-    StepTimes times;
-    PassShares shares;
-    UpdateChoice choice;
-  };
-  std::deque<Answer> answers_;  // of the policy, so far
 };
 
 }  // namespace so
