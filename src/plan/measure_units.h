@@ -16,7 +16,7 @@ namespace so {
 
 // Returns, by unit, by what the seconds that a plan counts for forward and backward (plan/placement/unit_work.h) have
 // to be multiplied, for PlanningMachine::unit_factors. Runs one layer of each kind that the model has, and its head,
-// with random weights and the documents of a usual micro-batch, for most of a second, on a stream of its own. All
+// with random weights and the documents of a usual micro-batch, for two seconds, on a stream of its own. All
 // memory is given back. Of several ranks all measure at once, and the slowest counts for all: a collective.
 //
 // Empty, so that a plan counts with the machine's rates alone: on the CPU device; where ranks split a sequence, since a
