@@ -34,6 +34,11 @@ ParameterFiles find_parameters(const HfDirectory& directory, const DecoderSpec& 
   return {directory, layout, possible_copies(spec, layout, names), spec.class_name(), names};
 }
 
+DecoderSpec with_expert_names(DecoderSpec spec, const HfDirectory& directory) {
+  find_expert_names(spec, [&](std::string_view name) { return directory.contains(name); });
+  return spec;
+}
+
 }  // namespace
 
 bool has_weight_files(const std::filesystem::path& directory) {
@@ -46,14 +51,20 @@ bool has_weight_files(const std::filesystem::path& directory) {
   return false;
 }
 
+DecoderSpec with_expert_names(DecoderSpec spec, const std::filesystem::path& directory) {
+  if (!has_either_expert_names(spec) || !has_weight_files(directory)) return spec;
+  return with_expert_names(std::move(spec), HfDirectory(directory));
+}
+
 DecoderSpec read_spec(const std::filesystem::path& directory, const RopeRequest& rope) {
   if (!is_directory_path(directory))
     fail("{}: no such directory; --model takes a Hugging Face model directory, or ORG/NAME of one in the hub's cache",
          directory.string());
   const std::string config = (directory / "config.json").string();
-  if (rope.kind == RopeExtension::automatic && !rope.factor) return read_decoder_spec(directory / "config.json");
-  read_decoder_spec(directory / "config.json");  // whose complaints come first
-  return read_decoder_spec(extended_config(read_text_file(config, 16 << 20), config, rope), config);
+  DecoderSpec spec = read_decoder_spec(directory / "config.json");  // whose complaints come first
+  if (rope.kind != RopeExtension::automatic || rope.factor)
+    spec = read_decoder_spec(extended_config(read_text_file(config, 16 << 20), config, rope), config);
+  return with_expert_names(std::move(spec), directory);
 }
 
 std::int64_t resolve_max_length(std::int64_t max_length, bool given, const DecoderSpec& spec,
@@ -70,7 +81,7 @@ std::int64_t resolve_max_length(std::int64_t max_length, bool given, const Decod
 ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRules& rules, const RopeRequest& rope)
     : directory_(directory),
       config_json_(extended_config(directory_.config_json(), (directory / "config.json").string(), rope)),
-      spec_(read_decoder_spec(config_json_, (directory / "config.json").string())),
+      spec_(with_expert_names(read_decoder_spec(config_json_, (directory / "config.json").string()), directory_)),
       layout_(std::make_unique<ParameterLayout>(make_parameters(spec_, rules))),
       files_(find_parameters(directory_, spec_, *layout_)) {
   for (const ParameterFiles::Copy& copy : files_.copies())

@@ -81,7 +81,11 @@ LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout);
 // Whether a directory holds weights, in whatever format.
 bool has_weight_files(const std::filesystem::path& directory);
 
-// The spec of DIRECTORY/config.json, without touching the weights; with as many positions as `rope` asks for.
+// The spec with the names of experts that the weights in a directory have, if there are any, and if the family has
+// several (has_either_expert_names()).
+DecoderSpec with_expert_names(DecoderSpec spec, const std::filesystem::path& directory);
+
+// The spec of DIRECTORY/config.json, with_expert_names(); with as many positions as `rope` asks for.
 DecoderSpec read_spec(const std::filesystem::path& directory, const RopeRequest& rope = {});
 
 // Tokens a document may have. The model's limit lowers our default, never what the user gave: then it is an Error.

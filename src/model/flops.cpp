@@ -65,7 +65,14 @@ std::vector<UnitBackward> unit_backward(const DecoderSpec& spec, const Parameter
     const double chosen = spec.layer(layer).experts
                               ? static_cast<double>(spec.experts.per_token) / static_cast<double>(spec.experts.count)
                               : 1;
-    set(layer_unit(layer), {{l.qkv}, {l.o}, {l.router}, {l.gate_up, chosen}, {l.down, chosen}});
+    set(layer_unit(layer), {{l.qkv},
+                            {l.o},
+                            {l.router},
+                            {l.gate_up, chosen},
+                            {l.down, chosen},
+                            {l.shared_gate_up},
+                            {l.shared_down},
+                            {l.shared_output_gate}});
   }
   set(head_unit(spec), {{{index.lm_head, 1}}});
   return units;

@@ -21,11 +21,13 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   const DeltaSpec& d = s.delta;
   const bool delta = s.is_delta(layer), attends = !delta;
   const bool experts = s.layer(layer).experts, dense = !experts, expert_biases = experts && x.biases;
+  const bool stacked = experts && x.stacked, one_by_one = experts && !x.stacked;
+  const bool shared = experts && x.shared_intermediate > 0;
   const bool qk_norms = s.qk_norm || s.projection_norm;
   // A weight of all experts, from `in` to `out` columns.
-  const auto stacked = [&](std::int64_t in, std::int64_t out) -> Shape {
-    if (x.layout == ExpertLayout::in_out) return {.present = experts, .dims = {x.count, in, out}};
-    return {.present = experts, .dims = {x.count, out, in}};
+  const auto of_all = [&](std::int64_t in, std::int64_t out) -> Shape {
+    if (x.layout == ExpertLayout::in_out) return {.present = stacked, .dims = {x.count, in, out}};
+    return {.present = stacked, .dims = {x.count, out, in}};
   };
   switch (role) {
     case Role::embedding:
@@ -97,17 +99,25 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
       return {.present = experts && x.router_bias, .decay = false, .dims = {x.count}};
     case Role::expert_gate:
     case Role::expert_up:
-      return {.present = experts, .joined = true, .dims = {x.intermediate, h}};
+      return {.present = one_by_one, .joined = true, .dims = {x.intermediate, h}};
     case Role::expert_down:
-      return {.present = experts, .joined = true, .dims = {h, x.intermediate}};
+      return {.present = one_by_one, .joined = true, .dims = {h, x.intermediate}};
     case Role::experts_gate_up:
-      return stacked(h, 2 * x.intermediate);
+      return of_all(h, 2 * x.intermediate);
     case Role::experts_gate_up_bias:
       return {.present = expert_biases, .decay = false, .dims = {x.count, 2 * x.intermediate}};
     case Role::experts_down:
-      return stacked(x.intermediate, h);
+      return of_all(x.intermediate, h);
     case Role::experts_down_bias:
       return {.present = expert_biases, .decay = false, .dims = {x.count, h}};
+    case Role::shared_gate:
+      return {.present = shared, .dims = {x.shared_intermediate, h}};
+    case Role::shared_up:
+      return {.present = shared, .joined = true, .dims = {x.shared_intermediate, h}};
+    case Role::shared_down:
+      return {.present = shared, .dims = {h, x.shared_intermediate}};
+    case Role::shared_output_gate:
+      return {.present = shared && x.shared_gate, .dims = {1, h}};
     case Role::lm_head:
       return {.present = !s.tied_embeddings, .dims = {s.vocab, h}};
   }
@@ -233,12 +243,16 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
          .gate_up_bias = joined(l, {{Role::gate_bias, 2}, {Role::experts_gate_up_bias}}),
          .down = joined(l, {{Role::down}, {Role::expert_down, experts}, {Role::experts_down}}),
          .down_bias = joined(l, {{Role::down_bias}, {Role::experts_down_bias}}),
+         .shared_gate_up = joined(l, {{Role::shared_gate, 2}}),
+         .shared_down = joined(l, {{Role::shared_down}}),
+         .shared_output_gate = joined(l, {{Role::shared_output_gate}}),
          .mlp_output_norm = joined(l, {{Role::mlp_output_norm}})});
   return index;
 }
 
 std::int64_t matmul_parameters(const DecoderSpec& s, std::int64_t layer) {
-  const std::int64_t router = s.layer(layer).experts ? s.experts.count * s.hidden : 0;
+  const ExpertSpec& x = s.experts;
+  const std::int64_t router = s.layer(layer).experts ? (x.count + (x.shared_gate ? 1 : 0)) * s.hidden : 0;
   return (s.projected_width(layer) + s.mixed_width(layer) + 3 * s.mlp_width(layer)) * s.hidden + router;
 }
 

@@ -45,7 +45,9 @@ struct ParameterIndex {
     Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, attention_output_norm, mlp_norm;
     Joined convolution, a_log, dt_bias, delta_norm;  // of a delta layer, whose qkv and o are its first and last product
     Joined router, router_bias;                      // in a layer with experts, whose next four are of all experts
-    Joined gate_up, gate_up_bias, down, down_bias, mlp_output_norm;
+    Joined gate_up, gate_up_bias, down, down_bias;
+    Joined shared_gate_up, shared_down, shared_output_gate;
+    Joined mlp_output_norm;
   };
   int embedding, final_norm, lm_head;  // lm_head == embedding when tied
   std::vector<Layer> layers;

@@ -53,8 +53,15 @@ struct ExpertSpec {
   bool renormalized = false;      // the weights of those chosen add up to 1
   bool router_bias = false;
   bool biases = false;  // on both products
+  // Files have all of a layer's experts as one tensor. Where a family is published in both ways, this is the usual one
+  // until the files are looked at (model/stored_names.h).
+  bool stacked = false;
   ExpertLayout layout = ExpertLayout::out_in;
   ExpertActivation activation;
+  // Beside those chosen, every token goes to a shared expert, an MLP with SiLU; 0: there is none. With a gate its
+  // output counts sigmoid(<the token, a weight>).
+  std::int64_t shared_intermediate = 0;
+  bool shared_gate = false;
   double balance = 0;  // the router's load-balancing loss is added to the loss times this [Switch, Fedus et al. 2021]
 };
 
@@ -149,9 +156,10 @@ struct DecoderSpec {
     for (const LayerSpec& l : layer_specs) n += l.experts;
     return n;
   }
-  // Columns of gate, and of up, that one token has in a layer.
+  // Columns of gate, and of up, that one token has in a layer: in a shared expert, and in all.
+  std::int64_t shared_width(std::int64_t i) const { return layer(i).experts ? experts.shared_intermediate : 0; }
   std::int64_t mlp_width(std::int64_t i) const {
-    return layer(i).experts ? experts.per_token * experts.intermediate : intermediate;
+    return layer(i).experts ? experts.per_token * experts.intermediate + experts.shared_intermediate : intermediate;
   }
 };
 

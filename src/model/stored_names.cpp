@@ -15,6 +15,11 @@ std::string exchanged(std::string_view name, std::string_view from, std::string_
   return name.starts_with(from) ? fmt::format("{}{}", to, name.substr(from.size())) : std::string();
 }
 
+bool has_role(const DecoderSpec& spec, Role role) {
+  const auto names = find_family(spec.architecture).names;
+  return std::any_of(names.begin(), names.end(), [&](const TensorName& row) { return row.role == role; });
+}
+
 }  // namespace
 
 std::string StoredNames::stored(std::string_view parameter) const {
@@ -43,6 +48,22 @@ std::vector<StoredNames> possible_names(const DecoderSpec& spec) {
   std::vector<StoredNames> all;
   for (const TextNames& text : wrapper->names) all.emplace_back(*wrapper, text);
   return all;
+}
+
+bool has_either_expert_names(const DecoderSpec& spec) {
+  return spec.expert_layers() > 0 && has_role(spec, Role::expert_down) && has_role(spec, Role::experts_down);
+}
+
+void find_expert_names(DecoderSpec& spec, const std::function<bool(std::string_view)>& contains) {
+  if (!has_either_expert_names(spec)) return;
+  std::int64_t layer = 0;
+  while (!spec.layer(layer).experts) ++layer;
+  for (const TensorName& row : find_family(spec.architecture).names) {
+    if (row.role != Role::expert_down && row.role != Role::experts_down) continue;
+    const std::string name = fmt::format(fmt::runtime(row.name), layer, 0);
+    for (const StoredNames& names : possible_names(spec))
+      if (contains(names.stored(name))) spec.experts.stacked = row.role == Role::experts_down;
+  }
 }
 
 StoredNames names_in_files(const DecoderSpec& spec, const std::function<bool(std::string_view)>& contains,

@@ -35,6 +35,11 @@ bool is_prediction_head(std::string_view stored);
 // All names that the files of such a model can have; the first are what transformers writes.
 std::vector<StoredNames> possible_names(const DecoderSpec& spec);
 
+// Whether files can have the experts stacked or one by one: ExpertSpec::stacked is what is usual, and the second
+// function sets it to what they have, by what of the first layer with experts they contain.
+bool has_either_expert_names(const DecoderSpec& spec);
+void find_expert_names(DecoderSpec& spec, const std::function<bool(std::string_view)>& contains);
+
 // Those that they have, by the embedding's. Throws Error that begins with `origin` if it has no known name.
 StoredNames names_in_files(const DecoderSpec& spec, const std::function<bool(std::string_view)>& contains,
                            const std::string& origin);

@@ -13,6 +13,13 @@ std::int64_t expect_rows(const char* op, const char* argument, const Tensor& row
   return rows.dim(1);
 }
 
+RoutingSize expect_weights(const char* op, const Tensor& weights) {
+  SO_CHECK(weights.rank() == 1, "{}: routing.weights is {}", op, shape_string(weights.shape()));
+  const RoutingSize size{.rows = weights.dim(0)};
+  expect_tensor(op, "routing.weights", weights, DType::f32, {size.rows});
+  return size;
+}
+
 }  // namespace
 
 RoutingSize expect_routing(const char* op, const Routing& routing) {
@@ -117,7 +124,8 @@ RoutingSize expect_expert_bias_dot(const char* op, const Tensor& dweights, const
 
 RoutingSize expect_expert_activation(const char* op, const Tensor& out, const Tensor& gate_up, const Tensor& bias,
                                      const ExpertActivation& activation, const Routing& routing) {
-  const RoutingSize size = expect_routing(op, routing);
+  const bool weights_alone = !routing.experts && !bias;
+  const RoutingSize size = weights_alone ? expect_weights(op, routing.weights) : expect_routing(op, routing);
   const std::int64_t width = expect_rows(op, "out", out, size.rows);
   expect_tensor(op, "gate_up", gate_up, out.dtype(), {size.rows, 2 * width});
   if (bias) expect_tensor(op, "bias", bias, out.dtype(), {size.experts, 2 * width});
@@ -132,6 +140,20 @@ RoutingSize expect_expert_activation_grad(const char* op, const Ops::ExpertActiv
   expect_tensor(op, "activated", g.activated, g.dout.dtype(), {size.rows, g.dout.dim(1)});
   expect_tensor(op, "dweights", g.dweights, DType::f32, {size.rows});
   return size;
+}
+
+void expect_row_gate(const char* op, const Tensor& gates, const Tensor& x, const Tensor& weight) {
+  SO_CHECK(x.rank() == 2, "{}: x is {}", op, shape_string(x.shape()));
+  const std::int64_t width = expect_rows(op, "x", x, x.dim(0));
+  expect_tensor(op, "gates", gates, DType::f32, {x.dim(0)});
+  expect_tensor(op, "weight", weight, x.dtype(), {1, width});
+}
+
+void expect_row_gate_grad(const char* op, const Ops::RowGateGrad& g) {
+  expect_row_gate(op, g.gates, g.x, g.weight);
+  expect_tensor(op, "dx", g.dx, g.x.dtype(), {g.x.dim(0), g.x.dim(1)});
+  expect_tensor(op, "dgates", g.dgates, DType::f32, {g.x.dim(0)});
+  if (g.dweight) expect_gradient(op, "dweight", g.dweight, g.x.dtype(), {1, g.x.dim(1)});
 }
 
 }  // namespace so

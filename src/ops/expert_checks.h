@@ -12,7 +12,7 @@ namespace so {
 inline constexpr std::int64_t kMaxExperts = 1024, kMaxChoices = 32;
 
 struct RoutingSize {
-  std::int64_t tokens, choices, experts, rows;  // N, K, E, R
+  std::int64_t tokens = 0, choices = 0, experts = 0, rows = 0;  // N, K, E, R
 };
 
 // The sizes of a product of experts: x T [rows, in], y T [rows, out], w [experts, out, in] or [experts, in, out].
@@ -37,8 +37,11 @@ ExpertProductSize expect_expert_product(const char* op, const Tensor& x, const T
 RoutingSize expect_expert_bias_grad(const char* op, const Tensor& dbias, const Tensor& dy, const Routing& routing);
 RoutingSize expect_expert_bias_dot(const char* op, const Tensor& dweights, const Tensor& dout, const Tensor& bias,
                                    const Routing& routing);
+// Of a routing that has weights alone, only the rows are known.
 RoutingSize expect_expert_activation(const char* op, const Tensor& out, const Tensor& gate_up, const Tensor& bias,
                                      const ExpertActivation& activation, const Routing& routing);
 RoutingSize expect_expert_activation_grad(const char* op, const Ops::ExpertActivationGrad& g);
+void expect_row_gate(const char* op, const Tensor& gates, const Tensor& x, const Tensor& weight);
+void expect_row_gate_grad(const char* op, const Ops::RowGateGrad& g);
 
 }  // namespace so

@@ -367,6 +367,7 @@ class Ops {
   virtual void expert_bias_dot(Stream&, Tensor dweights, Tensor dout, Tensor bias, const Routing&) = 0;
 
   // out[r] = weights[r] * act(gate_up[r] + bias[expert of r]).  out T [R, F], gate_up T [R, 2F], bias T [E, 2F] or {}.
+  // Without a bias the routing may have weights alone.
   virtual void expert_activation(Stream&, Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation&,
                                  const Routing&) = 0;
   // The gradient of that.
@@ -382,6 +383,17 @@ class Ops {
     Accumulate dweights_mode = Accumulate::overwrite;
   };
   virtual void expert_activation_grad(Stream&, const ExpertActivationGrad&) = 0;
+
+  // The gate of a whole row: gates[n] = sigmoid(<x[n], weight>).  gates f32 [N], x T [N, H], weight T [1, H].
+  virtual void row_gate(Stream&, Tensor gates, Tensor x, Tensor weight) = 0;
+  struct RowGateGrad {
+    Tensor dx;       // T [N, H], added to
+    Tensor dweight;  // f32 or T [1, H], or empty
+    Accumulate dweight_mode = Accumulate::overwrite;
+    Tensor dgates;            // f32 [N]
+    Tensor gates, x, weight;  // as row_gate() read and made them
+  };
+  virtual void row_gate_grad(Stream&, const RowGateGrad&) = 0;
 
   // Output projection and cross-entropy in one go, over chunks of rows so that the logits never exist whole.
   struct LinearCrossEntropy {

@@ -45,7 +45,8 @@ class ConsistencyTest : public testing::TestWithParam<const char*> {
 SO_LABEL(sweep, test::covered_families("Models/ConsistencyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest,
                          testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4", "olmo3",
-                                         "granite-v4", "glm4-v4", "gemma3-v4", "ministral3", "qwen3-5", "qwen3-5-bias"),
+                                         "granite-v4", "glm4-v4", "gemma3-v4", "ministral3", "qwen3-5", "qwen3-5-bias",
+                                         "qwen3-5-moe"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -105,6 +106,7 @@ TEST_P(ConsistencyTest, TheChunkOfTheLossChangesRoundingOnly) {
 }
 
 TEST_P(ConsistencyTest, MicroBatchesAddUpToTheirJoin) {
+  if (fixture.spec.experts.balance > 0) return;  // the routers' loss of a batch is not the sum of its parts'
   auto decoder = rig(settings());
   const double scale = 1.0 / static_cast<double>(batch.trained());
   const StepResult joint = decoder.step(batch);

@@ -182,9 +182,11 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", Gemma3ForCausalLM"
                  ", Ministral3ForCausalLM"
                  ", Qwen3_5ForCausalLM"
+                 ", Qwen3_5MoeForCausalLM"
                  ", Mistral3ForConditionalGeneration"
                  ", Gemma3ForConditionalGeneration"
-                 ", Qwen3_5ForConditionalGeneration");
+                 ", Qwen3_5ForConditionalGeneration"
+                 ", Qwen3_5MoeForConditionalGeneration");
   }
 }
 

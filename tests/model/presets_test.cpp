@@ -41,6 +41,7 @@ constexpr Published published[] = {
     {"qwen3-4b", 4'022'468'096, "Qwen3ForCausalLM"},
     {"qwen3.5-0.8b", 752'393'024, "Qwen3_5ForCausalLM"},
     {"qwen3.5-27b", 26'895'998'464, "Qwen3_5ForCausalLM"},
+    {"qwen3.5-35b-a3b", 34'660'610'688, "Qwen3_5MoeForCausalLM"},
     {"qwen3.5-4b", 4'205'751'296, "Qwen3_5ForCausalLM"},
     {"qwen3.5-9b", 8'953'803'264, "Qwen3_5ForCausalLM"},
     {"seed-oss-36b", 36'151'104'512, "SeedOssForCausalLM"},

@@ -148,6 +148,32 @@ TEST(ExpertActivation, AgreesWithDoublePrecision) {
   });
 }
 
+// Rows that are nobody's choice have weights alone.
+TEST(ExpertActivation, ARoutingOfWeightsAloneGivesTheSameBits) {
+  Rig rig;
+  Stream& s = rig.stream();
+  const RoutingTensors whole = random_routing(25, 2, 6, Load::even, 1).on_device(s);
+  const Routing routing = whole, alone{.weights = routing.weights};
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const TestTensor gate_up = random_tensor(s, type, {50, 144}, 2, 3.0), dout = random_tensor(s, type, {50, 72}, 3);
+    const auto run = [&](const Routing& given) {
+      const TestTensor out(s, type, {50, 72}), again(s, type, {50, 72}), dgate_up(s, type, {50, 144}),
+          dweights(s, DType::f32, {50});
+      rig.ops().expert_activation(s, out, gate_up, {}, kSwiglu, given);
+      rig.ops().expert_activation_grad(s, {.dgate_up = dgate_up,
+                                           .dweights = dweights,
+                                           .activated = again,
+                                           .dout = dout,
+                                           .gate_up = gate_up,
+                                           .routing = given});
+      return std::vector{out.bytes(s), again.bytes(s), dgate_up.bytes(s), dweights.bytes(s)};
+    };
+    EXPECT_EQ(run(routing), run(alone));
+    const TestTensor biases(s, type, {6, 144}), out(s, type, {50, 72});
+    EXPECT_THROW(rig.ops().expert_activation(s, out, gate_up, biases, kSwiglu, alone), Bug);
+  }
+}
+
 // On a bound the gradient passes, a step beyond it does not; of NaN comes NaN.
 TEST(ExpertActivation, BoundsAndNaN) {
   Rig rig;

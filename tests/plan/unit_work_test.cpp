@@ -74,6 +74,25 @@ TEST(UnitWork, ADeltaLayerTakesAsLongHoweverLongItsDocumentsAre) {
   EXPECT_EQ(product_share(spec, DType::bf16, h200_efficiencies()), 1);
 }
 
+TEST(UnitWork, ASharedExpertIsADenseMlpBesideTheOthers) {
+  const DecoderSpec spec = preset_spec("qwen3.5-35b-a3b");
+  DecoderSpec alone = spec;
+  alone.experts.shared_intermediate = 0;
+  alone.experts.shared_gate = false;
+  constexpr double tokens = 16384, hidden = 2048, width = 512;
+  const auto layer = [&](const DecoderSpec& of) {
+    return layer_of(unit_work(of, rows(4, 4096), DType::bf16, h200_efficiencies()), 0);
+  };
+  const UnitWork with = layer(spec), without = layer(alone);
+  const double products = 2 * tokens * hidden * (3 * width + 1);
+  EXPECT_NEAR((with.forward_flops - without.forward_flops) / products, 1, 1e-6);
+  EXPECT_NEAR((with.backward_flops - without.backward_flops) / (2 * products), 1, 1e-6);
+  EXPECT_EQ(with.forward_bytes - without.forward_bytes, 2 * tokens * (3 * width + 2 * hidden));
+  EXPECT_EQ(with.backward_bytes - without.backward_bytes, 2 * tokens * (8 * width + 4 * hidden));
+  EXPECT_EQ(with.forward_kernels - without.forward_kernels, 4);
+  EXPECT_EQ(with.backward_kernels - without.backward_kernels, 7);
+}
+
 TEST(UnitWork, SizesThatTheMatrixUnitsDoNotTakeCostWhatTheyDo) {
   const Efficiencies& reached = h200_efficiencies();
   const DecoderSpec even = preset_spec("qwen3-4b");

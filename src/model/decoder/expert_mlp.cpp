@@ -23,6 +23,14 @@ ExpertMlp::ExpertMlp(const DecoderContext& context, std::int64_t layer)
       lowest_(!has_experts_below(context.spec, layer)) {
   // MlpBlock makes an output that a norm reads again by a second forward(), which would count the router's load twice.
   SO_CHECK(!context.spec.output_norms, "norms of what experts add");
+  if (experts_.shared_intermediate > 0) shared_.emplace(context, layer);
+}
+
+std::vector<Joined> ExpertMlp::parameters() const {
+  std::vector<Joined> all{p_.down, p_.down_bias, p_.gate_up, p_.gate_up_bias, p_.router, p_.router_bias};
+  if (shared_)
+    for (const Joined& parameter : shared_->parameters()) all.push_back(parameter);
+  return all;
 }
 
 Tensor ExpertMlp::by_expert(Tensor weight, std::int64_t in, std::int64_t out) const {
@@ -43,6 +51,7 @@ void ExpertMlp::complete_routing(Arena& arena, std::int64_t n, LayerActivations&
 void ExpertMlp::complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const {
   acquire_if_empty(arena, a.gate_up, "gate and up", context_.activations(),
                    {n * experts_.per_token, 2 * experts_.intermediate});
+  if (shared_) shared_->complete_gate_up(arena, n, a);
 }
 
 void ExpertMlp::complete(Arena& arena, std::int64_t n, LayerActivations& a) const {
@@ -50,6 +59,7 @@ void ExpertMlp::complete(Arena& arena, std::int64_t n, LayerActivations& a) cons
   complete_gate_up(arena, n, a);
   acquire_if_empty(arena, a.activated, "activated", context_.activations(),
                    {n * experts_.per_token, experts_.intermediate});
+  if (shared_) shared_->complete(arena, n, a);
 }
 
 void ExpertMlp::route(const DecoderPass& pass, const LayerActivations& a) const {
@@ -74,6 +84,7 @@ void ExpertMlp::forward(const DecoderPass& pass, const LayerActivations& a, Tens
   ops_.expert_linear(stream, rows, a.activated, by_expert(pass.weight(p_.down), f, h), experts_.layout,
                      a.routing.offsets);
   ops_.sum_rows(stream, out, rows, pass.weight(p_.down_bias), a.routing);
+  if (shared_) shared_->forward(pass, a, out);
 }
 
 void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
@@ -87,6 +98,7 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
     complete_routing(arena, n, a);
     route(pass, a);
   }
+  const Tensor dgates = shared_ ? shared_->backward(pass, gradients, a, dout) : Tensor();
   const Tensor w_gate_up = by_expert(pass.weight(p_.gate_up), h, 2 * f), w_down = by_expert(pass.weight(p_.down), f, h),
                gate_up_bias = pass.weight(p_.gate_up_bias), down_bias = pass.weight(p_.down_bias);
   // One buffer is in turn the experts' input, the gradient of their output, their input again, and its gradient: a
@@ -132,6 +144,7 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
   }
   ops_.expert_linear_grad_input(stream, rows, dgate_up, w_gate_up, experts_.layout, a.routing.offsets);
   ops_.sum_rows(stream, dnormed, rows, Tensor(), a.routing);
+  if (shared_) shared_->backward_to_input(pass, gradients, a, dgates, dnormed);
 
   // Every trained token's loss includes the router's, so its gradient has the weight of them all.
   const double balance =

@@ -3,8 +3,11 @@
 // <dy, W a + b> is <W^T dy, a> + <dy, b>, for which that output need not be there.
 #pragma once
 
+#include <optional>
+
 #include "model/decoder/context.h"
 #include "model/decoder/feed_forward.h"
+#include "model/decoder/shared_expert.h"
 
 namespace so {
 
@@ -17,9 +20,7 @@ class ExpertMlp final : public FeedForward {
   void complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   bool keeps_activated() const override { return false; }
   bool works_in_tiles(const LayerActivations& kept) const override { return !kept.gate_up && !kept.router_logits; }
-  std::vector<Joined> parameters() const override {
-    return {p_.down, p_.down_bias, p_.gate_up, p_.gate_up_bias, p_.router, p_.router_bias};
-  }
+  std::vector<Joined> parameters() const override;
   void complete(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const override;
   void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
@@ -35,6 +36,7 @@ class ExpertMlp final : public FeedForward {
   Ops& ops_;
   const ParameterIndex::Layer& p_;
   const bool lowest_;  // of the layers with experts
+  std::optional<SharedExpert> shared_;
 };
 
 }  // namespace so

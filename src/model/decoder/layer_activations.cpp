@@ -6,6 +6,7 @@ LayerActivations LayerActivations::rows(std::int64_t first, std::int64_t count) 
   LayerActivations part = *this;
   part.lse = part.own_qkv = part.own_attention = part.gate_up = part.activated = part.router_logits = {};
   part.routing = {};
+  part.shared_gate_up = part.shared_activated = part.shared_gates = {};
   for (Tensor* tensor : {&part.x,
                          &part.inv_rms1,
                          &part.normed1,

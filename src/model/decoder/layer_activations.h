@@ -50,6 +50,8 @@ struct LayerActivations {
   Tensor gate_up, activated;         // T [N, 2F], T [N, F]; of experts one row a pair of token and choice
   Tensor router_logits;              // f32 [N, E]
   Routing routing;
+  // Of a shared expert: T [N, 2 shared_intermediate], T [N, shared_intermediate], f32 [N].
+  Tensor shared_gate_up, shared_activated, shared_gates;
 
   Heads raw_q(const DecoderSpec& s) const { return queries_in(qkv, s); }
   Heads raw_k(const DecoderSpec& s) const { return keys_in(qkv, s); }

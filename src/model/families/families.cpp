@@ -18,10 +18,10 @@
 namespace so {
 namespace {
 
-constexpr std::array families{&llama_family,      &mistral_family,  &phi3_family,    &qwen2_family,   &qwen3_family,
-                              &qwen3_moe_family,  &seed_oss_family, &gpt_oss_family, &mixtral_family, &smollm3_family,
-                              &olmo2_family,      &olmo3_family,    &granite_family, &glm4_family,    &gemma3_family,
-                              &ministral3_family, &qwen3_5_family};
+constexpr std::array families{
+    &llama_family,    &mistral_family, &phi3_family,    &qwen2_family,      &qwen3_family,   &qwen3_moe_family,
+    &seed_oss_family, &gpt_oss_family, &mixtral_family, &smollm3_family,    &olmo2_family,   &olmo3_family,
+    &granite_family,  &glm4_family,    &gemma3_family,  &ministral3_family, &qwen3_5_family, &qwen3_5_moe_family};
 
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;
@@ -193,10 +193,12 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   require_at_most(config, "num_experts_per_tok", s.experts.per_token,
                   std::min(s.experts.count, most_experts_per_token));
   require_at_most(config, "moe_intermediate_size", s.experts.intermediate, widest);
+  require_at_most(config, "shared_expert_intermediate_size", s.experts.shared_intermediate, widest);
   if (s.layers * s.experts.count > most_expert_lists)
     config.refuse(experts_key, fmt::format("{} in each of {} layers is more than any model has (at most {} in all)",
                                            s.experts.count, s.layers, most_expert_lists));
-  const double mlp = std::max(real(s.intermediate), real(s.experts.count) * real(s.experts.intermediate));
+  const double mlp = std::max(
+      real(s.intermediate), real(s.experts.count) * real(s.experts.intermediate) + real(s.experts.shared_intermediate));
   const double parameters =
       real(s.layers) * real(s.hidden) *
           (real(s.q_width()) + real(s.qkv_width()) + real(s.delta.projected_width() + s.delta.v_width()) + 3 * mlp) +

@@ -15,7 +15,7 @@ class ConfigReader;
 // The parts of a decoder, in the order the forward pass uses them inside their unit. The q, k, v weights, their biases,
 // the four of a delta layer, and gate and up, lie next to each other and are used as one matrix; a family that stores
 // them as one names qkv and gate_up instead. So are all experts of a layer one array, stored one by one (expert_*) or
-// as one (experts_*).
+// as one (experts_*); a family whose files have either names both.
 enum class Role : std::uint8_t {
   embedding,
   input_norm,
@@ -59,6 +59,10 @@ enum class Role : std::uint8_t {
   experts_gate_up_bias,
   experts_down,
   experts_down_bias,
+  shared_gate,
+  shared_up,
+  shared_down,
+  shared_output_gate,
   final_norm,
   lm_head,
 };
@@ -113,7 +117,7 @@ struct Family {
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     seed_oss_family, gpt_oss_family, ministral3_family, mixtral_family, smollm3_family, olmo2_family, olmo3_family,
-    granite_family, glm4_family, gemma3_family, qwen3_5_family;
+    granite_family, glm4_family, gemma3_family, qwen3_5_family, qwen3_5_moe_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();
@@ -128,6 +132,9 @@ std::span<const std::string_view> llava_carried_names();
 // Mistral3ForConditionalGeneration, which holds Mistral or Ministral 3.
 std::span<const Wrapper> mistral3_wrappers();
 
+// The names of Qwen3.5, with experts or without.
+std::span<const TensorName> qwen3_5_tensor_names();
+
 // Readers that several families share.
 
 // Reads all that the OLMo families have in common: not their windows and rotations.
@@ -138,6 +145,11 @@ void read_windows(const ConfigReader& config, DecoderSpec& spec, std::int64_t wi
                   bool (*otherwise)(const ConfigReader& config, std::int64_t layer));
 // Qwen's use_sliding_window, sliding_window and max_window_layers.
 void read_qwen_windows(const ConfigReader& config, DecoderSpec& spec);
+// All that the models with gated delta layers and gated attention have in common: not their MLP or experts.
+void read_qwen3_5(const ConfigReader& config, DecoderSpec& spec);
+// Experts beside a shared one with a gate: not whether their weights are renormalised, nor which layers have them.
+// count, per_token: without the keys.
+void read_qwen_experts(const ConfigReader& config, DecoderSpec& spec, std::int64_t count, std::int64_t per_token);
 // router_aux_loss_coef, which counts where output_router_logits is true.
 void read_router_loss(const ConfigReader& config, DecoderSpec& spec);
 

@@ -41,7 +41,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
   e.count = config.positive_int(config.has("num_local_experts") ? "num_local_experts" : "num_experts");
   e.per_token = config.positive_int(config.has("num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token");
   e.intermediate = spec.intermediate;
-  e.renormalized = e.router_bias = e.biases = true;
+  e.renormalized = e.router_bias = e.biases = e.stacked = true;
   e.layout = ExpertLayout::in_out;
   e.activation = {ExpertActivation::Kind::clamped, static_cast<float>(config.positive_number("swiglu_limit", 7.0))};
   if (config.positive_number("swiglu_alpha", 1.702) != 1.702) config.refuse("swiglu_alpha", "only 1.702 is supported");

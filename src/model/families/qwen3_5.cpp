@@ -1,6 +1,7 @@
 // Qwen3_5ForCausalLM: the text models of Qwen3.5, which are published inside Qwen3_5ForConditionalGeneration. Most
 // layers are gated delta layers; the others attend with a gate on their output, norms of query and key heads, and a
-// quarter of each head that rotates. Norm weights are stored around 0, but for that of a delta layer's output.
+// quarter of each head that rotates. Norm weights are stored around 0, but for that of a delta layer's output. The
+// models with experts (qwen3_5_moe.cpp) have the same layers and names.
 #include <array>
 
 #include "base/error.h"
@@ -11,7 +12,7 @@
 namespace so {
 namespace {
 
-constexpr std::array<TensorName, 27> names{{
+constexpr std::array<TensorName, 37> qwen3_5_names{{
     {Role::embedding, "model.embed_tokens.weight"},
     {Role::input_norm, "model.layers.{}.input_layernorm.weight"},
     {Role::q, "model.layers.{}.self_attn.q_proj.weight"},
@@ -37,6 +38,16 @@ constexpr std::array<TensorName, 27> names{{
     {Role::gate, "model.layers.{}.mlp.gate_proj.weight"},
     {Role::up, "model.layers.{}.mlp.up_proj.weight"},
     {Role::down, "model.layers.{}.mlp.down_proj.weight"},
+    {Role::router, "model.layers.{}.mlp.gate.weight"},
+    {Role::expert_gate, "model.layers.{}.mlp.experts.{}.gate_proj.weight"},
+    {Role::expert_up, "model.layers.{}.mlp.experts.{}.up_proj.weight"},
+    {Role::expert_down, "model.layers.{}.mlp.experts.{}.down_proj.weight"},
+    {Role::experts_gate_up, "model.layers.{}.mlp.experts.gate_up_proj"},
+    {Role::experts_down, "model.layers.{}.mlp.experts.down_proj"},
+    {Role::shared_gate, "model.layers.{}.mlp.shared_expert.gate_proj.weight"},
+    {Role::shared_up, "model.layers.{}.mlp.shared_expert.up_proj.weight"},
+    {Role::shared_down, "model.layers.{}.mlp.shared_expert.down_proj.weight"},
+    {Role::shared_output_gate, "model.layers.{}.mlp.shared_expert_gate.weight"},
     {Role::final_norm, "model.norm.weight"},
     {Role::lm_head, "lm_head.weight"},
 }};
@@ -89,7 +100,13 @@ void check_sections(const ConfigReader& config) {
     }
 }
 
-void read(ConfigReader& config, DecoderSpec& spec) {
+void read(ConfigReader& config, DecoderSpec& spec) { read_qwen3_5(config, spec); }
+
+}  // namespace
+
+std::span<const TensorName> qwen3_5_tensor_names() { return qwen3_5_names; }
+
+void read_qwen3_5(const ConfigReader& config, DecoderSpec& spec) {
   if (spec.head_dim == 0) spec.head_dim = 256;
   spec.qk_norm = true;
   spec.norm_offset = 1;
@@ -103,12 +120,10 @@ void read(ConfigReader& config, DecoderSpec& spec) {
   read_delta(config, spec.delta);
 }
 
-}  // namespace
-
 const Family qwen3_5_family{
     .architecture = "Qwen3_5ForCausalLM",
     .model_type = "qwen3_5_text",
-    .names = names,
+    .names = qwen3_5_names,
     .read = read,
     .kv_heads = 4,
     .partial_rotary = true,

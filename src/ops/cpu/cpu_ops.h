@@ -59,6 +59,8 @@ class CpuOps final : public Ops {
   void expert_activation(Stream&, Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation&,
                          const Routing&) override;
   void expert_activation_grad(Stream&, const ExpertActivationGrad&) override;
+  void row_gate(Stream&, Tensor gates, Tensor x, Tensor weight) override;
+  void row_gate_grad(Stream&, const RowGateGrad&) override;
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;
   void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) override;
 };

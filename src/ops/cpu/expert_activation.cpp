@@ -119,8 +119,9 @@ HWY_INLINE void get_biased(const Columns& columns, D d, const T* row, const T* b
 
 template <class T>
 const T* bias_of_row(const Tensor& bias, const Routing& routing, std::int64_t r) {
+  if (!bias) return nullptr;
   const std::int32_t expert = routing.experts.as<std::int32_t>()[routing.pairs.as<std::int32_t>()[r]];
-  return bias ? bias.as<T>() + expert * bias.dim(1) : nullptr;
+  return bias.as<T>() + expert * bias.dim(1);
 }
 
 template <class T, class Columns, class Activation>

@@ -54,6 +54,8 @@ class DryOps final : public Ops {
   void expert_bias_dot(Stream&, Tensor, Tensor, Tensor, const Routing&) override {}
   void expert_activation(Stream&, Tensor, Tensor, Tensor, const ExpertActivation&, const Routing&) override {}
   void expert_activation_grad(Stream&, const ExpertActivationGrad&) override {}
+  void row_gate(Stream&, Tensor, Tensor, Tensor) override {}
+  void row_gate_grad(Stream&, const RowGateGrad&) override {}
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override {}
   void random_normal(Stream&, Tensor, std::uint64_t, float) override {}
 

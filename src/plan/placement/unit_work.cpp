@@ -66,6 +66,13 @@ void add_delta_elements(const DeltaSpec& delta, ElementwiseWork& work) {
   work.again += 2 * convolved + 3 * output;
 }
 
+// A shared expert's gate and sums. Its activation counts with those of the others (unit_work()).
+void add_shared_expert(const DecoderSpec& spec, ElementwiseWork& work) {
+  const double gate = spec.experts.shared_gate ? 1 : 0, hidden = static_cast<double>(spec.hidden);
+  work.forward += (1 + gate) * hidden, work.backward += (1 + 3 * gate) * hidden;
+  work.forward_kernels += 3 + gate, work.backward_kernels += 5 + 2 * gate;
+}
+
 // The norms with their sums, and the rotation of q and k or a delta layer's convolution.
 ElementwiseWork elementwise_work(const DecoderSpec& spec, const LayerSpec& layer) {
   const auto hidden = static_cast<double>(spec.hidden), qk = static_cast<double>(spec.q_width() + spec.kv_width());
@@ -79,6 +86,7 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, const LayerSpec& layer
     work.forward_kernels += 2, work.backward_kernels += 4;
   }
   if (spec.residual_scale != 1) work.backward += 4 * hidden, work.backward_kernels += 2;
+  if (layer.experts && spec.experts.shared_intermediate > 0) add_shared_expert(spec, work);
   if (layer.mixer == TokenMixer::gated_delta) {
     add_delta_elements(spec.delta, work);
     return work;
@@ -147,7 +155,8 @@ void add_exchanges(const DecoderSpec& spec, std::int64_t layer, double tokens, d
 // What a tile's products read and write of the fp32 sums of a layer's matrices.
 double tile_sum_bytes(const DecoderSpec& spec, std::int64_t layer) {
   const bool experts = spec.layer(layer).experts;
-  const std::int64_t mlp = experts ? spec.experts.count * spec.experts.intermediate : spec.intermediate;
+  const std::int64_t mlp =
+      experts ? spec.experts.count * spec.experts.intermediate + spec.experts.shared_intermediate : spec.intermediate;
   return 8.0 * static_cast<double>(spec.hidden) *
          static_cast<double>(spec.mixed_width(layer) + spec.projected_width(layer) + 3 * mlp);
 }
@@ -169,7 +178,8 @@ double product_share(const DecoderSpec& spec, DType activations, const Efficienc
   double share = 1;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     const std::int64_t mlp = spec.layer(layer).experts ? spec.experts.intermediate : spec.intermediate;
-    for (const std::int64_t size : {spec.hidden, spec.mixed_width(layer), spec.projected_width(layer), mlp}) {
+    for (const std::int64_t size :
+         {spec.hidden, spec.mixed_width(layer), spec.projected_width(layer), mlp, spec.shared_width(layer)}) {
       if (size % 2 != 0) return reached.odd_products;
       if (size % gemm_multiple != 0) share = reached.unaligned_products;
     }
@@ -198,7 +208,8 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     UnitWork& unit = units[static_cast<std::size_t>(layer_unit(layer))];
     const LayerSpec l = spec.layer(layer);
-    const double mlp = 6 * tokens * hidden * static_cast<double>(spec.mlp_width(layer));  // gate, up and down
+    // Gate, up and down; a shared expert's are dense products.
+    const double mlp = 6 * tokens * hidden * static_cast<double>(spec.mlp_width(layer) - spec.shared_width(layer));
     const double mixing = mixing_flops(spec, layer, cu_seqlens) / sequence;
     const double projections =
         flops[static_cast<std::size_t>(layer_unit(layer))].forward - mlp - mixing;  // and the router
@@ -233,14 +244,16 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
   keep = kept_by_layer(keep, spec.layers, static_cast<int>(first_backward - backward.begin()));
   Recomputation again{none, none, none, unit_inputs(keep)};
   for (std::size_t layer = 0; layer < keep.size(); ++layer) {
-    const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
+    const auto of_layer = static_cast<std::int64_t>(layer);
+    const auto unit = static_cast<std::size_t>(layer_unit(of_layer));
     if (keep[layer] == Keep::all || (!backward.empty() && !backward[unit].runs)) continue;
-    const std::int64_t width = spec.mlp_width(static_cast<std::int64_t>(layer));
-    const ElementwiseWork elements = elementwise_work(spec, spec.layer(static_cast<std::int64_t>(layer)));
+    const std::int64_t width = spec.mlp_width(of_layer), shared = spec.shared_width(of_layer);
+    const ElementwiseWork elements = elementwise_work(spec, spec.layer(of_layer));
     // One product of the MLP: gate, up or down.
-    const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
-                           (mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached) *
-                            product_share(spec, activations, reached));
+    const double product = 2 * tokens * static_cast<double>(spec.hidden) *
+                           (static_cast<double>(width - shared) / mlp_share(spec, of_layer, tokens, reached) +
+                            static_cast<double>(shared)) /
+                           product_share(spec, activations, reached);
     // Both norms; q and k rotated where that cannot be undone; the gated activation.
     const double light =
         tokens * static_cast<double>(size_of(activations)) * (elements.again + 3 * static_cast<double>(width));
@@ -250,10 +263,9 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
     if (keep[layer] >= Keep::attention)
       again.flops[unit] = work[unit].forward_flops - (spec.output_norms ? 0 : product);
     if (keep[layer] == Keep::attention)
-      again.flops[unit] -= mixing_work(spec, static_cast<std::int64_t>(layer), cu_seqlens, reached, sequence).forward;
+      again.flops[unit] -= mixing_work(spec, of_layer, cu_seqlens, reached, sequence).forward;
     if (tile_rows > 0 && keep[layer] >= Keep::no_gate_up)
-      again.device_bytes[unit] +=
-          tile_sum_bytes(spec, static_cast<std::int64_t>(layer)) * std::ceil(tokens / static_cast<double>(tile_rows));
+      again.device_bytes[unit] += tile_sum_bytes(spec, of_layer) * std::ceil(tokens / static_cast<double>(tile_rows));
     if (keep[layer] == Keep::host)
       again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(activations));
   }
