@@ -63,12 +63,16 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::o_bias:
       return {.present = attends && s.o_bias, .decay = false, .dims = {h}};
     case Role::delta_qkv:
-      return {.present = delta, .dims = {d.convolved_width(), h}};
+      return {.present = delta && !d.by_key_head, .dims = {d.convolved_width(), h}};
     case Role::delta_z:
-      return {.present = delta, .joined = true, .dims = {d.v_width(), h}};
+      return {.present = delta && !d.by_key_head, .joined = true, .dims = {d.v_width(), h}};
     case Role::delta_b:
     case Role::delta_a:
-      return {.present = delta, .joined = true, .dims = {d.v_heads, h}};
+      return {.present = delta && !d.by_key_head, .joined = true, .dims = {d.v_heads, h}};
+    case Role::delta_qkvz:
+      return {.present = delta && d.by_key_head, .dims = {d.convolved_width() + d.v_width(), h}};
+    case Role::delta_ba:
+      return {.present = delta && d.by_key_head, .joined = true, .dims = {2 * d.v_heads, h}};
     case Role::delta_convolution:
       return {.present = delta, .dims = {d.convolved_width(), 1, d.convolution}};
     case Role::delta_a_log:
@@ -223,7 +227,7 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
   for (std::int64_t l = 0; l < spec.layers; ++l)
     index.layers.push_back(
         {.input_norm = joined(l, {{Role::input_norm}}),
-         .qkv = joined(l, {{Role::q, 3}, {Role::qkv}, {Role::delta_qkv, 4}}),
+         .qkv = joined(l, {{Role::q, 3}, {Role::qkv}, {Role::delta_qkv, 4}, {Role::delta_qkvz, 2}}),
          .qkv_bias = joined(l, {{Role::q_bias, 3}}),
          .q_norm = joined(l, {{Role::q_norm}}),
          .k_norm = joined(l, {{Role::k_norm}}),

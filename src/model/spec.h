@@ -75,6 +75,9 @@ enum class TokenMixer : std::uint8_t {
 struct DeltaSpec {
   std::int64_t k_heads = 0, v_heads = 0, k_dim = 0, v_dim = 0;
   std::int64_t convolution = 0;  // tokens that its causal convolution sees, their own included
+  // The rows of the first products' weights are sorted by key head (decoder/key_head_order.h), and not those of the
+  // convolution.
+  bool by_key_head = false;
 
   std::int64_t k_width() const { return k_heads * k_dim; }
   std::int64_t v_width() const { return v_heads * v_dim; }

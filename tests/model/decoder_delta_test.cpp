@@ -42,15 +42,16 @@ class DeltaTest : public testing::TestWithParam<const char*> {
   const ModelFixture fixture{GetParam()};
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, DeltaTest, testing::Values("qwen3-5", "qwen3-5-bias"), [](const auto& parameter) {
-  std::string name = parameter.param;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Models, DeltaTest, testing::Values("qwen3-5", "qwen3-5-bias", "qwen3-next"),
+                         [](const auto& parameter) {
+                           std::string name = parameter.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 // A product in fp32 may sum in another order for another number of rows, and in the last rows that do not fill a block
-// of
-// 8. So there each document has a few tokens of another behind it, and batches are filled up to one size.
+// of 8. So there each document has a few tokens of another behind it, and batches are filled up to one size. Experts
+// have as many rows as tokens chose them, which cannot be filled up: those are compared in bf16 alone.
 TEST_P(DeltaTest, DocumentsInAnyOrderGiveTheBitsTheyGiveAlone) {
   constexpr std::size_t block = 8, filled = 256;
   const std::vector<Document> documents = make_documents();
@@ -83,6 +84,7 @@ TEST_P(DeltaTest, DocumentsInAnyOrderGiveTheBitsTheyGiveAlone) {
   for (const DType compute : {DType::f32, DType::bf16})
     for (const std::vector<std::size_t>& order :
          {std::vector<std::size_t>{0, 1, 2, 3, 4, 5, 6}, {3, 6, 0, 1, 5, 2, 4}, {6, 5, 4, 2, 3, 0, 1}}) {
+      if (compute == DType::f32 && fixture.spec.expert_layers() > 0) continue;
       const auto together = run(compute, order);
       for (std::size_t d = 0; d < order.size(); ++d)
         EXPECT_EQ(together[d], run(compute, std::span(order).subspan(d, 1)).front())

@@ -74,6 +74,51 @@ TEST(Qwen35Experts, RefusesWhatItIsNot) {
   EXPECT_EQ(read_experts(delta_experts("Qwen3_5MoeForCausalLM", published)).experts.count, 256);
 }
 
+TEST(Qwen3Next, WithoutKeysIsThatOfTransformers) {
+  const DecoderSpec s = read_experts(delta_experts("Qwen3NextForCausalLM"));
+  EXPECT_EQ(s.vocab, 151936);
+  EXPECT_EQ(s.hidden, 2048);
+  EXPECT_EQ(s.heads, 16);
+  EXPECT_EQ(s.kv_heads, 2);
+  EXPECT_EQ(s.head_dim, 256);
+  EXPECT_EQ(s.intermediate, 5632);
+  EXPECT_EQ(s.rope.rotary_dim, 64);
+  EXPECT_TRUE(s.delta.by_key_head && s.output_gate && s.norm_offset == 1);
+  EXPECT_TRUE(s.is_delta(0) && s.is_delta(2) && !s.is_delta(3));
+  EXPECT_EQ(layers_with_experts(s), std::vector<bool>(4, true));
+  EXPECT_EQ(s.experts.count, 512);
+  EXPECT_EQ(s.experts.per_token, 10);
+  EXPECT_EQ(s.experts.intermediate, 512);
+  EXPECT_EQ(s.experts.shared_intermediate, 512);
+  EXPECT_TRUE(s.experts.renormalized && s.experts.shared_gate && !s.experts.stacked);
+}
+
+TEST(Qwen3Next, ReadsWhatIsItsOwn) {
+  const auto read = [](const json& more) { return read_experts(delta_experts("Qwen3NextForCausalLM", more)); };
+  EXPECT_FALSE(read({{"norm_topk_prob", false}}).experts.renormalized);
+  EXPECT_EQ(layers_with_experts(read({{"decoder_sparse_step", 2}})), (std::vector<bool>{false, true, false, true}));
+  EXPECT_EQ(layers_with_experts(read({{"mlp_only_layers", {0, 3}}})), (std::vector<bool>{false, true, true, false}));
+  EXPECT_EQ(read({{"partial_rotary_factor", 0.5}}).rope.rotary_dim, 128);
+  EXPECT_EQ(read({{"output_router_logits", true}, {"router_aux_loss_coef", 0.02}}).experts.balance, 0.02);
+  EXPECT_EQ(read({{"mlp_only_layers", {0}}}).mlp_width(0), 5632);
+  test::expect_in(test::refusal([&] { read({{"hidden_act", "gelu"}}); }), {"hidden_act", "only 'silu'"});
+}
+
+// A delta layer's two products are one matrix, with the rows that Qwen3.5's four have.
+TEST(Qwen3Next, HasTwoProductsInADeltaLayer) {
+  const DecoderSpec spec = read_experts(
+      delta_experts("Qwen3NextForCausalLM",
+                    {{"hidden_size", 64}, {"vocab_size", 100}, {"num_experts", 4}, {"num_experts_per_tok", 2}}));
+  const ParameterLayout layout(make_parameters(spec));
+  const ParameterIndex::Layer layer = make_parameter_index(spec, layout).layers[0];
+  EXPECT_EQ(layout.parameter(layer.qkv.first).name, "model.layers.0.linear_attn.in_proj_qkvz.weight");
+  EXPECT_EQ(layer.qkv.count, 2);
+  EXPECT_EQ(layout.parameter(layer.qkv.first + 1).shape, (std::vector<std::int64_t>{64, 64}));
+  std::vector<float> weights(static_cast<std::size_t>(layout.elements()));
+  EXPECT_EQ(layout.view(weights.data(), DType::f32, layer.qkv.first, 2).dim(0), spec.delta.projected_width());
+  EXPECT_EQ(layout.find("model.layers.0.linear_attn.in_proj_qkv.weight"), -1);
+}
+
 // As Qwen3.5-35B-A3B is published: the text model's tensors beside a vision tower's.
 TEST(Qwen35Experts, StandInsideAModelOfImagesAndText) {
   const json config{

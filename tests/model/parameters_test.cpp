@@ -183,6 +183,7 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", Ministral3ForCausalLM"
                  ", Qwen3_5ForCausalLM"
                  ", Qwen3_5MoeForCausalLM"
+                 ", Qwen3NextForCausalLM"
                  ", Mistral3ForConditionalGeneration"
                  ", Gemma3ForConditionalGeneration"
                  ", Qwen3_5ForConditionalGeneration"

@@ -39,6 +39,7 @@ constexpr Published published[] = {
     {"qwen3-14b", 14'768'307'200, "Qwen3ForCausalLM"},
     {"qwen3-30b-a3b", 30'532'122'624, "Qwen3MoeForCausalLM"},
     {"qwen3-4b", 4'022'468'096, "Qwen3ForCausalLM"},
+    {"qwen3-next-80b-a3b", 79'674'391'296, "Qwen3NextForCausalLM"},
     {"qwen3.5-0.8b", 752'393'024, "Qwen3_5ForCausalLM"},
     {"qwen3.5-27b", 26'895'998'464, "Qwen3_5ForCausalLM"},
     {"qwen3.5-35b-a3b", 34'660'610'688, "Qwen3_5MoeForCausalLM"},

@@ -2,6 +2,7 @@
 #include "model/decoder/block_norms.h"
 #include "model/decoder/delta_block.h"
 #include "model/decoder/gradients.h"
+#include "model/decoder/key_head_order.h"
 
 namespace so {
 
@@ -35,7 +36,12 @@ void DeltaBlock::backward(const DecoderPass& pass, GradientSink& gradients, Laye
       ops_, pass, gradients, {p_.qkv, p_.input_norm}, tile,
       [&](GradientSink& sink, std::int64_t first, std::int64_t count) {
         LayerActivations part = tile < n ? a.rows(first, count) : a;
-        const Tensor dtile = dprojected.rows(first, count), dinput = dnormed.rows(0, count);
+        Tensor dtile = dprojected.rows(first, count);
+        const Tensor dinput = dnormed.rows(0, count);
+        if (delta_.by_key_head) {  // in the place of the projections, which nothing reads any more
+          to_key_head_order(ops_, stream, delta_, part.qkv, dtile);
+          dtile = part.qkv;
+        }
         ops_.linear_grad_input(stream, dinput, dtile, pass.weight(p_.qkv), Accumulate::overwrite);
         if (!part.normed1) {
           part.normed1 = p_.input_norm ? arena.acquire("normed input", t, {count, spec_.hidden}) : part.x;

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "model/decoder/block_norms.h"
+#include "model/decoder/key_head_order.h"
 
 namespace so {
 
@@ -92,7 +93,7 @@ void DeltaBlock::forward(const DecoderPass& pass, const LayerActivations& a, con
     complete_input(pass.arena, count, part);
     block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, rows(residual.x, first, count),
                 rows(residual.delta, first, count));
-    ops_.linear(stream, part.qkv, part.normed1, pass.weight(p_.qkv), Tensor(), Accumulate::overwrite);
+    project(pass, part);
   });
   mix(pass, a, cache, mixed);
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
@@ -102,6 +103,14 @@ void DeltaBlock::forward(const DecoderPass& pass, const LayerActivations& a, con
     ops_.gated_norm(stream, output_in(part.gated), output_in(part.mixed), gate_in(part.qkv), output_norm(pass, part));
     ops_.linear(stream, out.rows(first, count), part.gated, pass.weight(p_.o), Tensor(), Accumulate::overwrite);
   });
+}
+
+void DeltaBlock::project(const DecoderPass& pass, const LayerActivations& a) const {
+  const bool sorted = delta_.by_key_head;
+  const Tensor made =
+      sorted ? pass.arena.acquire("projections by key head", a.qkv.dtype(), {a.qkv.dim(0), a.qkv.dim(1)}) : a.qkv;
+  ops_.linear(pass.stream, made, a.normed1, pass.weight(p_.qkv), Tensor(), Accumulate::overwrite);
+  if (sorted) from_key_head_order(ops_, pass.stream, delta_, a.qkv, made);
 }
 
 void DeltaBlock::mix(const DecoderPass& pass, const LayerActivations& a, KvCache* cache, bool mixed) const {

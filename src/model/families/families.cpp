@@ -18,10 +18,11 @@
 namespace so {
 namespace {
 
-constexpr std::array families{
-    &llama_family,    &mistral_family, &phi3_family,    &qwen2_family,      &qwen3_family,   &qwen3_moe_family,
-    &seed_oss_family, &gpt_oss_family, &mixtral_family, &smollm3_family,    &olmo2_family,   &olmo3_family,
-    &granite_family,  &glm4_family,    &gemma3_family,  &ministral3_family, &qwen3_5_family, &qwen3_5_moe_family};
+constexpr std::array families{&llama_family,   &mistral_family,     &phi3_family,      &qwen2_family,
+                              &qwen3_family,   &qwen3_moe_family,   &seed_oss_family,  &gpt_oss_family,
+                              &mixtral_family, &smollm3_family,     &olmo2_family,     &olmo3_family,
+                              &granite_family, &glm4_family,        &gemma3_family,    &ministral3_family,
+                              &qwen3_5_family, &qwen3_5_moe_family, &qwen3_next_family};
 
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;

@@ -13,9 +13,9 @@ namespace so {
 class ConfigReader;
 
 // The parts of a decoder, in the order the forward pass uses them inside their unit. The q, k, v weights, their biases,
-// the four of a delta layer, and gate and up, lie next to each other and are used as one matrix; a family that stores
-// them as one names qkv and gate_up instead. So are all experts of a layer one array, stored one by one (expert_*) or
-// as one (experts_*); a family whose files have either names both.
+// the four (or two) of a delta layer, and gate and up, lie next to each other and are used as one matrix; a family that
+// stores them as one names qkv and gate_up instead. So are all experts of a layer one array, stored one by one
+// (expert_*) or as one (experts_*); a family whose files have either names both.
 enum class Role : std::uint8_t {
   embedding,
   input_norm,
@@ -35,6 +35,8 @@ enum class Role : std::uint8_t {
   delta_z,
   delta_b,
   delta_a,
+  delta_qkvz,
+  delta_ba,
   delta_convolution,
   delta_a_log,
   delta_dt_bias,
@@ -117,7 +119,7 @@ struct Family {
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     seed_oss_family, gpt_oss_family, ministral3_family, mixtral_family, smollm3_family, olmo2_family, olmo3_family,
-    granite_family, glm4_family, gemma3_family, qwen3_5_family, qwen3_5_moe_family;
+    granite_family, glm4_family, gemma3_family, qwen3_5_family, qwen3_5_moe_family, qwen3_next_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();
@@ -132,7 +134,7 @@ std::span<const std::string_view> llava_carried_names();
 // Mistral3ForConditionalGeneration, which holds Mistral or Ministral 3.
 std::span<const Wrapper> mistral3_wrappers();
 
-// The names of Qwen3.5, with experts or without.
+// The names of Qwen3.5 and Qwen3-Next, with experts or without.
 std::span<const TensorName> qwen3_5_tensor_names();
 
 // Readers that several families share.

@@ -1,7 +1,7 @@
 // Qwen3_5ForCausalLM: the text models of Qwen3.5, which are published inside Qwen3_5ForConditionalGeneration. Most
 // layers are gated delta layers; the others attend with a gate on their output, norms of query and key heads, and a
 // quarter of each head that rotates. Norm weights are stored around 0, but for that of a delta layer's output. The
-// models with experts (qwen3_5_moe.cpp) have the same layers and names.
+// models with experts (qwen3_5_moe.cpp) and Qwen3-Next (qwen3_next.cpp) have the same layers and names.
 #include <array>
 
 #include "base/error.h"
@@ -12,7 +12,7 @@
 namespace so {
 namespace {
 
-constexpr std::array<TensorName, 37> qwen3_5_names{{
+constexpr std::array<TensorName, 39> qwen3_5_names{{
     {Role::embedding, "model.embed_tokens.weight"},
     {Role::input_norm, "model.layers.{}.input_layernorm.weight"},
     {Role::q, "model.layers.{}.self_attn.q_proj.weight"},
@@ -29,6 +29,8 @@ constexpr std::array<TensorName, 37> qwen3_5_names{{
     {Role::delta_z, "model.layers.{}.linear_attn.in_proj_z.weight"},
     {Role::delta_b, "model.layers.{}.linear_attn.in_proj_b.weight"},
     {Role::delta_a, "model.layers.{}.linear_attn.in_proj_a.weight"},
+    {Role::delta_qkvz, "model.layers.{}.linear_attn.in_proj_qkvz.weight"},
+    {Role::delta_ba, "model.layers.{}.linear_attn.in_proj_ba.weight"},
     {Role::delta_convolution, "model.layers.{}.linear_attn.conv1d.weight"},
     {Role::delta_a_log, "model.layers.{}.linear_attn.A_log"},
     {Role::delta_dt_bias, "model.layers.{}.linear_attn.dt_bias"},

@@ -64,6 +64,11 @@ void add_delta_elements(const DeltaSpec& delta, ElementwiseWork& work) {
   const auto convolved = static_cast<double>(delta.convolved_width()), output = static_cast<double>(delta.v_width());
   work.forward += 2 * convolved + 3 * output, work.backward += 3 * convolved + 6 * output;
   work.again += 2 * convolved + 3 * output;
+  if (delta.by_key_head) {
+    const auto sorted = 2 * static_cast<double>(delta.projected_width());
+    work.forward += sorted, work.backward += sorted;
+    work.forward_kernels += 6, work.backward_kernels += 6;
+  }
 }
 
 // A shared expert's gate and sums. Its activation counts with those of the others (unit_work()).
