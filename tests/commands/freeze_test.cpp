@@ -48,11 +48,13 @@ TEST_F(Freeze, WhatIsFrozenIsWrittenAsItWasRead) {
   struct Case {
     const char *model, *dtype, *patterns;
   };
-  const std::vector<Case> cases = {{"qwen3-tied", "fp32", low},
-                                   {"qwen3-bf16-v4", "auto", "*.mlp.*,*norm.weight"},
-                                   {"llama-untied", "fp32", "lm_head.weight"},
-                                   {"qwen3-moe", "fp32", "*.mlp.gate.weight,model.layers.1.*"},
-                                   {"gpt-oss", "fp32", "*.mlp.*"}};
+  const std::vector<Case> cases = {
+      {"qwen3-tied", "fp32", low},
+      {"qwen3-bf16-v4", "auto", "*.mlp.*,*norm.weight"},
+      {"llama-untied", "fp32", "lm_head.weight"},
+      {"qwen3-moe", "fp32", "*.mlp.gate.weight,model.layers.1.*"},
+      {"qwen3-5-moe", "fp32", "*.shared_expert_gate.weight,*.shared_expert.down_proj.weight"},
+      {"gpt-oss", "fp32", "*.mlp.*"}};
   for (const Case& c : cases) {
     SCOPED_TRACE(c.model);
     finish(command(c.model, c.model, c.patterns).set("dtype", c.dtype));
