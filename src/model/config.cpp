@@ -156,6 +156,12 @@ bool ConfigReader::is_null(std::string_view key) const {
   return it != node_->value.end() && it->is_null();
 }
 
+std::vector<std::string> ConfigReader::keys() const {
+  std::vector<std::string> all;
+  for (const auto& [key, value] : node_->value.items()) all.push_back(key);
+  return all;
+}
+
 std::optional<ConfigReader> ConfigReader::object(std::string_view key) const {
   if (!has(key)) return std::nullopt;
   const json& v = *node_->value.find(key);

@@ -32,6 +32,7 @@ class ConfigReader {
   std::vector<std::int64_t> whole_numbers(std::string_view key) const;
   std::vector<double> positive_numbers(std::string_view key) const;
   bool is_null(std::string_view key) const;  // present, and null
+  std::vector<std::string> keys() const;     // of the object
   std::optional<ConfigReader> object(std::string_view key) const;
   // Refuses a number other than 0 (absence is fine).
   void only_zero(std::string_view key, std::string_view why) const;

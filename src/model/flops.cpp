@@ -31,7 +31,7 @@ Counts count(std::span<const std::int32_t> cu_seqlens, std::int64_t window) {
 double mixing_flops(const DecoderSpec& spec, std::int64_t layer, std::span<const std::int32_t> cu_seqlens) {
   const auto [tokens, pairs] = count(cu_seqlens, spec.layer(layer).window);
   return spec.is_delta(layer) ? 8 * static_cast<double>(spec.delta.v_width() * spec.delta.k_dim) * tokens
-                              : 4 * static_cast<double>(spec.q_width()) * pairs;
+                              : 4 * static_cast<double>(spec.shape(layer).q_width()) * pairs;
 }
 
 double attention_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t window) {

@@ -20,7 +20,7 @@ std::uint64_t stream_of(const Parameter& parameter, std::uint64_t seed) {
 
 // Every element of what is neither drawn nor A_log.
 float constant(const DecoderSpec& spec, const Parameter& parameter) {
-  if (parameter.name.ends_with(".dt_bias")) return 1;
+  if (parameter.name.ends_with(".dt_bias") || parameter.name.ends_with(".layer_scalar")) return 1;
   if (is_bias(parameter)) return 0;
   return parameter.name.ends_with(".linear_attn.norm.weight") ? 1 : 1 - spec.norm_offset;
 }

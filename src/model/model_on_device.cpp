@@ -27,7 +27,7 @@ struct CacheLayout {
         of_layer.state = take(DType::f32, {d.v_heads, d.k_dim, d.v_dim});
         of_layer.convolution = take(activations, {d.convolution - 1, d.convolved_width()});
       } else {
-        of_layer.keys_values = take(activations, {rows, 2 * spec.kv_width()});
+        of_layer.keys_values = take(activations, {rows, 2 * spec.shape(layer).kv_width()});
       }
     }
   }
@@ -76,8 +76,7 @@ ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const Dec
       cache_(make_cache(cache_memory_, spec, settings.formats.activations, shape.cache_rows)),
       store_(device, kept_on_host(settings.keep),
              layer_input_bytes(spec, settings.formats.activations, shape.kept_tokens)),
-      decoder_(spec, layout, ops,
-               Tensor(rope_.data(), DType::f32, {rope_tables(spec) * rope_rows_.count(), 2, spec.rope.rotary_dim / 2}),
+      decoder_(spec, layout, ops, Tensor(rope_.data(), DType::f32, {rope_width(spec) * rope_rows_.count()}),
                for_largest_batch(settings, shape), &store_, exchange),
       upload_(device, shape.batch_tokens, shape.sequence_tokens, rope_rows_) {}
 

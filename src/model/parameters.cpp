@@ -9,14 +9,15 @@ namespace so {
 namespace {
 
 struct Shape {
-  bool present = true, decay = true, joined = false;
+  bool present = true, decay = true, joined = false, trained = true;
   std::vector<std::int64_t> dims;
 };
 
 // Returns the shape of a role's parameter in a layer. The order of roles in a family's table must keep joined groups
 // together; ParameterLayout::view checks it.
 Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
-  const auto q = s.q_width(), kv = s.kv_width(), h = s.hidden, f = s.intermediate;
+  const AttentionShape shape = s.shape(layer);
+  const auto q = shape.q_width(), kv = shape.kv_width(), h = s.hidden, f = s.intermediate;
   const ExpertSpec& x = s.experts;
   const DeltaSpec& d = s.delta;
   const bool delta = s.is_delta(layer), attends = !delta;
@@ -32,6 +33,8 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   switch (role) {
     case Role::embedding:
       return {.dims = {s.vocab, h}};
+    case Role::layer_scale:
+      return {.present = s.layer_scales, .decay = false, .trained = false, .dims = {1}};
     case Role::input_norm:
     case Role::mlp_norm:
       return {.present = s.input_norms, .decay = false, .dims = {h}};
@@ -41,21 +44,23 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::final_norm:
       return {.decay = false, .dims = {h}};
     case Role::q:
-      return {.present = attends, .dims = {s.projected_q_width(), h}};
+      return {.present = attends, .dims = {shape.projected_q_width(), h}};
     case Role::k:
-    case Role::v:
       return {.present = attends, .joined = true, .dims = {kv, h}};
+    case Role::v:
+      return {.present = attends && !shape.keys_are_values, .joined = true, .dims = {kv, h}};
     case Role::qkv:
-      return {.present = attends, .dims = {s.qkv_width(), h}};
+      return {.present = attends, .dims = {shape.qkv_width(), h}};
     case Role::q_bias:
-      return {.present = attends && s.qkv_bias, .decay = false, .dims = {s.projected_q_width()}};
+      return {.present = attends && s.qkv_bias, .decay = false, .dims = {shape.projected_q_width()}};
     case Role::k_bias:
-    case Role::v_bias:
       return {.present = attends && s.qkv_bias, .decay = false, .joined = true, .dims = {kv}};
+    case Role::v_bias:
+      return {.present = attends && s.qkv_bias && !shape.keys_are_values, .decay = false, .joined = true, .dims = {kv}};
     case Role::q_norm:
-      return {.present = attends && qk_norms, .decay = false, .dims = {s.qk_norm ? s.head_dim : q}};
+      return {.present = attends && qk_norms, .decay = false, .dims = {s.qk_norm ? shape.head_dim : q}};
     case Role::k_norm:
-      return {.present = attends && qk_norms, .decay = false, .dims = {s.qk_norm ? s.head_dim : kv}};
+      return {.present = attends && qk_norms, .decay = false, .dims = {s.qk_norm ? shape.head_dim : kv}};
     case Role::sinks:
       return {.present = attends && s.sinks, .dims = {s.heads}};
     case Role::o:
@@ -128,7 +133,10 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   SO_BUG("role {}", static_cast<int>(role));
 }
 
-bool of_layer(Role role) { return role != Role::embedding && role != Role::final_norm && role != Role::lm_head; }
+// Whether it is in the unit of its layer.
+bool of_layer(Role role) {
+  return role != Role::embedding && role != Role::layer_scale && role != Role::final_norm && role != Role::lm_head;
+}
 
 bool of_one_expert(Role role) {
   return role == Role::expert_gate || role == Role::expert_up || role == Role::expert_down;
@@ -149,10 +157,15 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec) {
   const auto add = [&](Role role, int unit, std::int64_t layer, std::int64_t expert = 0, bool first = false) {
     Shape shape = shape_of(role, spec, layer);
     if (!shape.present) return;
-    parameters.push_back(
-        {name_in(family, role, layer, expert), std::move(shape.dims), shape.decay, unit, shape.joined && !first});
+    parameters.push_back({.name = name_in(family, role, layer, expert),
+                          .shape = std::move(shape.dims),
+                          .decay = shape.decay,
+                          .unit = unit,
+                          .joined = shape.joined && !first,
+                          .trained = shape.trained});
   };
   add(Role::embedding, 0, 0);
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) add(Role::layer_scale, 0, layer);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     for (const TensorName& row : family.names) {
       const int unit = layer_unit(layer);
@@ -193,7 +206,7 @@ std::vector<std::int64_t> unit_parameter_counts(const DecoderSpec& spec) {
     return n;
   };
   std::vector<std::int64_t> units(static_cast<std::size_t>(head_unit(spec)) + 1, 0);
-  units.front() = count(Role::embedding, 0);
+  units.front() = count(Role::embedding, 0) + spec.layers * count(Role::layer_scale, 0);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     for (const TensorName& row : find_family(spec.architecture).names)
       if (of_layer(row.role)) units[static_cast<std::size_t>(layer_unit(layer))] += count(row.role, layer);
@@ -224,11 +237,13 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
   index.final_norm = find(Role::final_norm);
   index.lm_head = spec.tied_embeddings ? index.embedding : find(Role::lm_head);
   const std::int64_t experts = spec.experts.count;
-  for (std::int64_t l = 0; l < spec.layers; ++l)
+  for (std::int64_t l = 0; l < spec.layers; ++l) {
+    const std::int64_t qkv = spec.shape(l).keys_are_values ? 2 : 3;
     index.layers.push_back(
-        {.input_norm = joined(l, {{Role::input_norm}}),
-         .qkv = joined(l, {{Role::q, 3}, {Role::qkv}, {Role::delta_qkv, 4}, {Role::delta_qkvz, 2}}),
-         .qkv_bias = joined(l, {{Role::q_bias, 3}}),
+        {.scale = joined(l, {{Role::layer_scale}}),
+         .input_norm = joined(l, {{Role::input_norm}}),
+         .qkv = joined(l, {{Role::q, qkv}, {Role::qkv}, {Role::delta_qkv, 4}, {Role::delta_qkvz, 2}}),
+         .qkv_bias = joined(l, {{Role::q_bias, qkv}}),
          .q_norm = joined(l, {{Role::q_norm}}),
          .k_norm = joined(l, {{Role::k_norm}}),
          .sinks = joined(l, {{Role::sinks}}),
@@ -251,6 +266,7 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
          .shared_down = joined(l, {{Role::shared_down}}),
          .shared_output_gate = joined(l, {{Role::shared_output_gate}}),
          .mlp_output_norm = joined(l, {{Role::mlp_output_norm}})});
+  }
   return index;
 }
 

@@ -18,12 +18,13 @@ const Family& find_family(std::string_view architecture);
 // The row of the spec's family for the class that holds the text model; null: it stands by itself.
 const Wrapper* find_wrapper(const DecoderSpec& spec);
 
-// Units of the forward pass: 0 the embedding, 1 .. layers the layers, layers + 1 the head.
+// Units of the forward pass: 0 the embedding, with the scales of layers, 1 .. layers the layers, layers + 1 the head.
 inline int layer_unit(std::int64_t layer) { return static_cast<int>(layer) + 1; }
 inline int head_unit(const DecoderSpec& spec) { return static_cast<int>(spec.layers) + 1; }
 
 // All parameters in forward order, with Hugging Face names. Tied models have no lm_head of their own. Norms and biases
-// take no weight decay, as in transformers' Trainer, which goes by names: A_log does, dt_bias does not.
+// take no weight decay, as in transformers' Trainer, which goes by names: A_log does, dt_bias does not. The scales of
+// layers are frozen: they are no parameters there.
 std::vector<Parameter> make_parameters(const DecoderSpec& spec);
 // The same with what a run says of them; lm_head.weight is another name of a tied embedding, and what the files of a
 // model of text and more can call a parameter (stored_names.h) is another name of it. Throws Error.
@@ -42,6 +43,7 @@ struct Joined {
 // Where in that list the decoder finds the parameters that it computes with; those that a layer lacks are empty.
 struct ParameterIndex {
   struct Layer {
+    Joined scale;  // in unit 0, as all layers' are: so their own units are trained whole
     Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, attention_output_norm, mlp_norm;
     Joined convolution, a_log, dt_bias, delta_norm;  // of a delta layer, whose qkv and o are its first and last product
     Joined router, router_bias;                      // in a layer with experts, whose next four are of all experts

@@ -53,8 +53,8 @@ std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t tokens) {
   const std::int64_t half = rope.rotary_dim / 2;
   const double theta = rope.scaling == RopeScaling::dynamic ? dynamic_theta(rope, tokens) : rope.theta;
   const std::vector<double>& divisors = tokens > rope.original_positions ? rope.long_factor : rope.short_factor;
-  std::vector<float> frequencies(static_cast<std::size_t>(half));
-  for (std::int64_t i = 0; i < half; ++i) {
+  std::vector<float> frequencies(static_cast<std::size_t>(half), 0.0f);
+  for (std::int64_t i = 0; i < half - rope.still_pairs; ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(rope.rotary_dim);
     const float wavelength = std::pow(static_cast<float>(theta), exponent);
     float frequency = 1.0f / wavelength;
@@ -97,10 +97,19 @@ std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions, Rota
   return table;
 }
 
-std::int64_t rope_table_index(const DecoderSpec& spec, LayerRotation rotation, RotatedHeads heads) {
+std::int64_t rope_width(const DecoderSpec& spec) {
+  const std::int64_t local = spec.local_rope ? spec.local_rope->rotary_dim : 0;
+  return spec.rope.rotary_dim * (queries_have_own_table(spec) ? 2 : 1) + local;
+}
+
+Tensor rope_table_of(const DecoderSpec& spec, Tensor all, LayerRotation rotation, RotatedHeads heads) {
   SO_CHECK(rotation != LayerRotation::none, "a layer that does not rotate");
-  if (rotation == LayerRotation::local) return 1;
-  return heads == RotatedHeads::queries && queries_have_own_table(spec) ? rope_tables(spec) - 1 : 0;
+  const std::int64_t rows = all.size() / rope_width(spec), local = spec.local_rope ? spec.local_rope->rotary_dim : 0;
+  if (rotation == LayerRotation::local)
+    return all.rows(rows * spec.rope.rotary_dim, rows * local).reshape({rows, 2, local / 2});
+  const bool own = heads == RotatedHeads::queries && queries_have_own_table(spec);
+  return all.rows(own ? rows * (spec.rope.rotary_dim + local) : 0, rows * spec.rope.rotary_dim)
+      .reshape({rows, 2, spec.rope.rotary_dim / 2});
 }
 
 RopeRows::RopeRows(const DecoderSpec& spec, std::int64_t positions) : count_(positions) {
@@ -128,8 +137,7 @@ std::vector<float> rope_table(const DecoderSpec& spec, std::int64_t positions) {
 }
 
 std::size_t rope_table_bytes(const DecoderSpec& spec, std::int64_t positions) {
-  return static_cast<std::size_t>(rope_tables(spec) * RopeRows(spec, positions).count() * spec.rope.rotary_dim) *
-         sizeof(float);
+  return static_cast<std::size_t>(rope_width(spec) * RopeRows(spec, positions).count()) * sizeof(float);
 }
 
 }  // namespace so

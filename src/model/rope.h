@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/tensor.h"
 #include "model/spec.h"
 
 namespace so {
@@ -37,16 +38,14 @@ class RopeRows {
   std::int64_t shorter_ = 0;  // rows of documents that are no longer; 0: all have the same rows
 };
 
-// The tables of a model, one below the other: rope, then local_rope where there is one, then rope for queries where
-// that is another table; for documents of up to `positions` tokens.
-// [rope_tables(spec) * RopeRows::count(), 2, rotary_dim / 2].
-inline bool queries_have_own_table(const DecoderSpec& spec) { return spec.rope.query_growth != 0; }
-inline std::int64_t rope_tables(const DecoderSpec& spec) {
-  return (spec.local_rope ? 2 : 1) + (queries_have_own_table(spec) ? 1 : 0);
-}
-// Returns which of them the heads of a layer take that rotates.
-std::int64_t rope_table_index(const DecoderSpec& spec, LayerRotation rotation, RotatedHeads heads);
+// The tables of a model, one behind the other: rope, then local_rope where there is one, then rope for queries where
+// that is another table; each [RopeRows::count(), 2, rotary_dim / 2], for documents of up to `positions` tokens.
 std::vector<float> rope_table(const DecoderSpec& spec, std::int64_t positions);
 std::size_t rope_table_bytes(const DecoderSpec& spec, std::int64_t positions);
+inline bool queries_have_own_table(const DecoderSpec& spec) { return spec.rope.query_growth != 0; }
+// Numbers that all tables together have for a row.
+std::int64_t rope_width(const DecoderSpec& spec);
+// Returns the one that the heads of a layer which rotates take, of `all`: f32 [RopeRows::count() * rope_width()].
+Tensor rope_table_of(const DecoderSpec& spec, Tensor all, LayerRotation rotation, RotatedHeads heads);
 
 }  // namespace so

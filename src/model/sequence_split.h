@@ -18,7 +18,7 @@ struct RankHeads {
   std::int64_t first_q = 0, first_kv = 0;  // of this one
   std::int64_t replicas = 1;               // consecutive ranks that have the same key and value head
 };
-RankHeads rank_heads(const DecoderSpec& spec, int rank, int ranks);
+RankHeads rank_heads(const AttentionShape& shape, int rank, int ranks);
 
 // Throws Error, which names the sizes that would do, unless that number of ranks can share the heads equally. `model`:
 // as the user called it.

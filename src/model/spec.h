@@ -23,7 +23,8 @@ enum class RopeScaling : std::uint8_t {
 // Rotary position embedding. Frequencies are theta^(-2i/rotary_dim), then scaled.
 struct RopeSpec {
   double theta = 10000;
-  std::int64_t rotary_dim = 0;  // leading dimensions of a head that rotate
+  std::int64_t rotary_dim = 0;   // leading dimensions of a head that rotate
+  std::int64_t still_pairs = 0;  // the last of their pairs, which have the frequency 0 and so stay as they are
   RotaryPairs pairs = RotaryPairs::halves;
   RopeScaling scaling = RopeScaling::none;
   double attention_factor = 1;  // cosines and sines are multiplied by it
@@ -43,6 +44,29 @@ struct RopeSpec {
   // longrope: each frequency's own divisor, for tables within original_positions and beyond. [LongRoPE, Ding et al.
   // 2024]
   std::vector<double> short_factor, long_factor;
+};
+
+// The heads of a layer's attention, and how its projections lie: the queries of a token, each head followed by its gate
+// if there are gates, its keys, and its values.
+struct AttentionShape {
+  std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  bool output_gate = false;
+  bool keys_are_values = false;  // values have no projection: they are the keys as projected, before norm and rotation
+  bool value_norm = false;       // RMSNorm of each value head, without a weight
+
+  std::int64_t q_width() const { return heads * head_dim; }
+  std::int64_t kv_width() const { return kv_heads * head_dim; }
+  // Columns of a token's queries among its projections, their gates included.
+  std::int64_t projected_q_width() const { return output_gate ? 2 * q_width() : q_width(); }
+  std::int64_t qkv_width() const { return projected_q_width() + (keys_are_values ? 1 : 2) * kv_width(); }
+  // Columns of rotated queries and keys, where they do not lie in the projections, with values if they are normed.
+  std::int64_t rotated_width() const { return q_width() + (value_norm ? 2 : 1) * kv_width(); }
+};
+
+// What layers without a window have in place of DecoderSpec's, in a model whose layers with one have other heads.
+struct GlobalHeads {
+  std::int64_t kv_heads = 0, head_dim = 0;
+  bool keys_are_values = false;  // AttentionShape
 };
 
 // A mixture of experts, where a layer has one.
@@ -105,13 +129,16 @@ struct LayerSpec {
 struct DecoderSpec {
   std::string architecture;  // Hugging Face class
   std::string wrapper;       // class of the model that it is the text model of, if it is one of text and more
+  // Heads are a layer's own: shape() has them.
   std::int64_t vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
+  std::optional<GlobalHeads> global_heads;
   std::int64_t max_positions = 0;
   float rms_epsilon = 1e-6f;
   // RMSNorms of a layer: of what attention and MLP read, and of what they add to the residual stream.
   bool input_norms = true, output_norms = false;
   float norm_offset = 0;         // added to every norm's stored weight, but for that of a delta layer's output
   bool qk_norm = false;          // RMSNorm of each query and key head before the rotation
+  bool value_norm = false;       // AttentionShape
   bool projection_norm = false;  // RMSNorm of all query heads of a token as one, and of all key heads
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   bool sinks = false;  // a learned logit of each head in the softmax's sum (AttentionSpans)
@@ -124,8 +151,11 @@ struct DecoderSpec {
   bool round_embedding_scale = false;          // to the activations' format
   double residual_scale = 1;                   // multiplies what attention and MLP add to the residual stream
   double logits_scale = 1;                     // multiplies the logits
+  double logits_cap = 0;                       // above 0, logits become cap tanh(logits / cap)
+  // A layer's output, what came in included, is multiplied by a number of its own, which is not trained.
+  bool layer_scales = false;
   RopeSpec rope;
-  std::optional<RopeSpec> local_rope;  // turns as many dimensions as `rope`
+  std::optional<RopeSpec> local_rope;
   ExpertSpec experts;
   DeltaSpec delta;
   std::vector<LayerSpec> layer_specs;  // by layer; empty: every layer is a plain one
@@ -137,14 +167,16 @@ struct DecoderSpec {
   LayerSpec layer(std::int64_t i) const {
     return layer_specs.empty() ? LayerSpec{} : layer_specs.at(static_cast<std::size_t>(i));
   }
-  float score_scale() const {
-    return attention_scale != 0 ? static_cast<float>(attention_scale) : 1.0f / std::sqrt(static_cast<float>(head_dim));
+  // The heads of a layer, if it attends.
+  AttentionShape shape(std::int64_t i) const {
+    const bool global = global_heads && layer(i).window == 0;
+    return {heads,       global ? global_heads->kv_heads : kv_heads, global ? global_heads->head_dim : head_dim,
+            output_gate, global && global_heads->keys_are_values,    value_norm};
   }
-  std::int64_t q_width() const { return heads * head_dim; }
-  std::int64_t kv_width() const { return kv_heads * head_dim; }
-  // Columns of a token's queries among its projections, their gates included.
-  std::int64_t projected_q_width() const { return output_gate ? 2 * q_width() : q_width(); }
-  std::int64_t qkv_width() const { return projected_q_width() + 2 * kv_width(); }
+  float score_scale(std::int64_t i) const {
+    return attention_scale != 0 ? static_cast<float>(attention_scale)
+                                : 1.0f / std::sqrt(static_cast<float>(shape(i).head_dim));
+  }
   bool is_delta(std::int64_t i) const { return layer(i).mixer == TokenMixer::gated_delta; }
   bool has_delta() const {
     for (const LayerSpec& l : layer_specs)
@@ -152,8 +184,10 @@ struct DecoderSpec {
     return false;
   }
   // Columns that the first product of a layer makes of a token, and that its tokens' mixer gives to the last.
-  std::int64_t projected_width(std::int64_t i) const { return is_delta(i) ? delta.projected_width() : qkv_width(); }
-  std::int64_t mixed_width(std::int64_t i) const { return is_delta(i) ? delta.v_width() : q_width(); }
+  std::int64_t projected_width(std::int64_t i) const {
+    return is_delta(i) ? delta.projected_width() : shape(i).qkv_width();
+  }
+  std::int64_t mixed_width(std::int64_t i) const { return is_delta(i) ? delta.v_width() : shape(i).q_width(); }
   std::int64_t expert_layers() const {
     std::int64_t n = 0;
     for (const LayerSpec& l : layer_specs) n += l.experts;

@@ -78,6 +78,40 @@ void expect_add_scaled(const Tensor& out, const Tensor& x, const Tensor& delta) 
   if (x) expect_tensor(op, "x", x, out.dtype(), {out.dim(0), out.dim(1)});
 }
 
+void expect_scale_sum(const Tensor& out, const Tensor& x, const Tensor& delta, const Tensor& factor) {
+  const char* op = "scale_sum";
+  expect_compute_dtype(op, "out", out.dtype());
+  SO_CHECK(out.rank() == 2, "{}: out is {}", op, shape_string(out.shape()));
+  expect_tensor(op, "delta", delta, out.dtype(), {out.dim(0), out.dim(1)});
+  if (x) expect_tensor(op, "x", x, out.dtype(), {out.dim(0), out.dim(1)});
+  expect_tensor(op, "factor", factor, out.dtype(), {1});
+}
+
+void expect_head_norm(const Heads& out, const Heads& in, const Tensor& inv_rms) {
+  const char* op = "head_norm";
+  expect_compute_dtype(op, "in", in.rows.dtype());
+  expect_same_heads(op, "in", in, "out", out);
+  expect_tensor(op, "inv_rms", inv_rms, DType::f32, {in.rows.dim(0), in.heads});
+  SO_CHECK(in.rows.data() != out.rows.data() || in.offset != out.offset,
+           "{}: the input must not be overwritten: the backward pass reads it", op);
+}
+
+void expect_head_norm_grad(const Ops::HeadNormGrad& g) {
+  const char* op = "head_norm_grad";
+  expect_compute_dtype(op, "in", g.in.rows.dtype());
+  expect_same_heads(op, "in", g.in, "din", g.din);
+  expect_same_heads(op, "in", g.in, "dout", g.dout);
+  expect_tensor(op, "inv_rms", g.inv_rms, DType::f32, {g.in.rows.dim(0), g.in.heads});
+  SO_CHECK(
+      g.din_mode == Accumulate::overwrite || g.din.rows.data() != g.dout.rows.data() || g.din.offset != g.dout.offset,
+      "{}: a gradient added to itself", op);
+}
+
+void expect_soft_cap(const Tensor& logits, float cap) {
+  SO_CHECK(logits.dtype() == DType::f32 && logits.rank() == 2 && cap > 0, "soft_cap: {} {} and a cap of {}",
+           name_of(logits.dtype()), shape_string(logits.shape()), cap);
+}
+
 void expect_add_gradient(const Tensor& dw, const Tensor& sum) {
   const char* op = "add_gradient";
   SO_CHECK(dw.dtype() == DType::f32 || dw.dtype() == DType::bf16, "{}: dw of {}", op, name_of(dw.dtype()));
@@ -102,6 +136,7 @@ void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& a, const OpsMemo
            "workspace {} {} for a vocabulary of {}", name_of(a.workspace.dtype()), shape_string(a.workspace.shape()),
            shape.vocabulary);
   SO_CHECK(a.label_smoothing >= 0 && a.label_smoothing <= 1, "label smoothing of {}", a.label_smoothing);
+  SO_CHECK(a.soft_cap >= 0, "a soft cap of {}", a.soft_cap);
   SO_CHECK(static_cast<bool>(a.rows) == static_cast<bool>(a.gathered),
            "rows without room to gather them, or room only");
   if (a.rows) {

@@ -39,6 +39,16 @@ void expect_projection_norm(const char* op, const Heads& out, const Heads& in, c
 // Checks what Ops states of add_scaled().
 void expect_add_scaled(const Tensor& out, const Tensor& x, const Tensor& delta);
 
+// Checks what Ops states of scale_sum().
+void expect_scale_sum(const Tensor& out, const Tensor& x, const Tensor& delta, const Tensor& factor);
+
+// Checks what Ops states of head_norm() and its gradient.
+void expect_head_norm(const Heads& out, const Heads& in, const Tensor& inv_rms);
+void expect_head_norm_grad(const Ops::HeadNormGrad& g);
+
+// Checks what Ops states of soft_cap().
+void expect_soft_cap(const Tensor& logits, float cap);
+
 // Checks what Ops states of add_gradient().
 void expect_add_gradient(const Tensor& dw, const Tensor& sum);
 

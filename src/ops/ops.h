@@ -201,6 +201,9 @@ class Ops {
   virtual void add_gradient(Stream&, Tensor dw, Tensor sum, Accumulate) = 0;
   // out = x + scale * delta; with an empty x, scale * delta. All T of one shape; out may be x or delta.
   virtual void add_scaled(Stream&, Tensor out, Tensor x, Tensor delta, float scale) = 0;
+  // out = factor (x + delta); with an empty x, factor delta. factor T [1], the others T of one shape; out may be x or
+  // delta.
+  virtual void scale_sum(Stream&, Tensor out, Tensor x, Tensor delta, Tensor factor) = 0;
 
   // out = rotate(norm(in)). Each pair of the first R dimensions of every head (RotaryPairs; pair d < R/2) turns by the
   // angle of its position; dimensions from R on pass through. table f32 [positions, 2, R/2]: cosines, then sines
@@ -219,6 +222,16 @@ class Ops {
     RotaryPairs pairs = RotaryPairs::halves;
   };
   virtual void rotary_grad(Stream&, const RotaryGrad&) = 0;
+  // RMS norm of each head, without a weight: out = in * inv_rms. Heads of one shape, which may have gaps between them;
+  // inv_rms f32 [N, heads]. out must not be in: the backward pass reads it.
+  virtual void head_norm(Stream&, Heads out, Heads in, Tensor inv_rms, float epsilon) = 0;
+  struct HeadNormGrad {
+    Heads din, dout;  // din may be dout, unless it is added to
+    Heads in;         // the forward input
+    Tensor inv_rms;
+    Accumulate din_mode = Accumulate::overwrite;
+  };
+  virtual void head_norm_grad(Stream&, const HeadNormGrad&) = 0;
   // out = in, for laying rows into a KV cache. Heads may have gaps between them.
   virtual void copy_heads(Stream&, Heads out, Heads in) = 0;
 
@@ -404,6 +417,7 @@ class Ops {
     // In [0, 1]: that share of a loss is the mean over the whole vocabulary in place of the target, as in torch's
     // cross_entropy.
     float label_smoothing = 0;
+    float soft_cap = 0;  // above 0, every logit is soft_cap tanh(logit / soft_cap)
     // Gradients of grad_scale * sum(losses): none, that of hidden, or those of hidden and weight; the others are empty.
     Tensor dhidden;  // T [N, H], overwritten
     Tensor dweight;  // f32 or T [V, H]
@@ -415,6 +429,8 @@ class Ops {
     Tensor rows, gathered;
   };
   virtual void linear_cross_entropy(Stream&, const LinearCrossEntropy&) = 0;
+  // logits = cap tanh(logits / cap), f32 [N, V].
+  virtual void soft_cap(Stream&, Tensor logits, float cap) = 0;
 
   // out[i], f32 or bf16, drawn from a normal distribution with mean 0 and this standard deviation, a function of seed
   // and i alone. For models with random weights: no two elements depend on each other, no host memory is needed.

@@ -204,10 +204,12 @@ class FlatGradients final : public GradientSink {
     next_ready_ = layout_.units() - 1;
     required_.clear();
   }
+  // Without those of layers' scales, which nobody trains.
   std::map<std::string, std::vector<float>> by_name(Stream& stream) const {
     const std::vector<double> all = flat_.values(stream);
     std::map<std::string, std::vector<float>> result;
     for (int i = 0; i < layout_.count(); ++i) {
+      if (layout_.parameter(i).name.ends_with(".layer_scalar")) continue;
       const Range range = layout_.range(i);
       result[layout_.parameter(i).name] = std::vector<float>(all.begin() + range.begin, all.begin() + range.end);
     }
@@ -319,7 +321,7 @@ class DecoderRig {
         of_layer.state = take(DType::f32, {spec.delta.v_heads, spec.delta.k_dim, spec.delta.v_dim});
         of_layer.convolution = take(t, {spec.delta.convolution - 1, spec.delta.convolved_width()});
       } else {
-        of_layer.keys_values = take(t, {capacity, 2 * spec.kv_width()});
+        of_layer.keys_values = take(t, {capacity, 2 * spec.shape(layer).kv_width()});
       }
     }
     return cache;
@@ -350,9 +352,7 @@ class DecoderRig {
 
   static TestTensor make_rope(Stream& stream, const DecoderSpec& spec) {
     const std::vector<float> table = rope_table(spec, positions);
-    return TestTensor(stream, DType::f32,
-                      {rope_tables(spec) * RopeRows(spec, positions).count(), 2, spec.rope.rotary_dim / 2},
-                      {table.begin(), table.end()});
+    return TestTensor(stream, DType::f32, {static_cast<std::int64_t>(table.size())}, {table.begin(), table.end()});
   }
 
   // The rows of the RoPE table for the batch's positions.

@@ -102,7 +102,8 @@ class SequenceTest : public testing::TestWithParam<const char*> {
 
 INSTANTIATE_TEST_SUITE_P(Models, SequenceTest,
                          testing::Values("llama-bias", "gpt-oss", "qwen3-moe-balance", "olmo3", "gemma3-v4",
-                                         "ministral3", "qwen3-5", "qwen3-5-bias", "qwen3-5-moe", "qwen3-next"),
+                                         "ministral3", "qwen3-5", "qwen3-5-bias", "qwen3-5-moe", "qwen3-next",
+                                         "gemma4"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -196,14 +197,24 @@ TEST(SequenceSplit, RanksShareTheKeyHeadsOfDeltaLayersToo) {
       "key and value heads, and in its delta layers 2 key heads; use one of 1, 2");
 }
 
+TEST(SequenceSplit, LayersWithoutAWindowShareTheirOwnHeads) {
+  const ModelFixture fixture("gemma4");
+  for (const int ranks : {1, 2, 4}) require_sequence_split(fixture.spec, ranks, "model");
+  EXPECT_EQ(
+      test::refusal([&] { require_sequence_split(fixture.spec, 8, "model"); }),
+      "--sequence_parallel_size 8: each rank attends with as many heads as any other, and model has 4 query and 2 "
+      "key and value heads, 1 in layers without a window; use one of 1, 2, 4");
+}
+
 TEST(SequenceSplit, RanksShareHeadsEqually) {
   DecoderSpec spec;
+  spec.layers = 1;
   spec.heads = 12;
   spec.kv_heads = 4;
   for (const int ranks : {1, 2, 4, 12}) {
     std::vector<int> queries(12, 0);
     for (int r = 0; r < ranks; ++r) {
-      const RankHeads heads = rank_heads(spec, r, ranks);
+      const RankHeads heads = rank_heads(spec.shape(0), r, ranks);
       for (std::int64_t q = heads.first_q; q < heads.first_q + heads.q; ++q) {
         ++queries[static_cast<std::size_t>(q)];
         // Attention pairs query head q of a rank with its key head q / (queries for each).

@@ -54,11 +54,33 @@ std::string name_of_case(const testing::TestParamInfo<const char*>& info) {
   return name;
 }
 
-constexpr const char* dense_models[]{
-    "llama-untied", "llama-tied-llama3", "llama-v4",  "llama-bias",    "llama-sharded", "qwen3-tied", "qwen3-untied-v4",
-    "mistral",      "phi3-v4",           "phi3-long", "qwen3-bf16-v4", "phi3-short",    "qwen2",      "seed-oss",
-    "smollm3-v4",   "olmo2-v4",          "olmo3",     "granite-v4",    "glm4",          "glm4-v4",    "gemma3-v4",
-    "ministral3",   "gemma3-vision",     "qwen3-5",   "qwen3-5-bias"};
+constexpr const char* dense_models[]{"llama-untied",
+                                     "llama-tied-llama3",
+                                     "llama-v4",
+                                     "llama-bias",
+                                     "llama-sharded",
+                                     "qwen3-tied",
+                                     "qwen3-untied-v4",
+                                     "mistral",
+                                     "phi3-v4",
+                                     "phi3-long",
+                                     "qwen3-bf16-v4",
+                                     "phi3-short",
+                                     "qwen2",
+                                     "seed-oss",
+                                     "smollm3-v4",
+                                     "olmo2-v4",
+                                     "olmo3",
+                                     "granite-v4",
+                                     "glm4",
+                                     "glm4-v4",
+                                     "gemma3-v4",
+                                     "ministral3",
+                                     "gemma3-vision",
+                                     "qwen3-5",
+                                     "qwen3-5-bias",
+                                     "gemma4",
+                                     "gemma4-vision"};
 constexpr const char* expert_models[]{"qwen3-moe",  "qwen3-moe-balance", "gpt-oss",
                                       "mixtral-v4", "qwen3-5-moe",       "qwen3-next"};
 class DenseTest : public FixtureTest {};
@@ -227,7 +249,7 @@ SO_LABEL(sweep, test::covered_families("Models/GreedyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
                          testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4",
                                          "olmo3", "gemma3-v4", "gemma3-vision", "ministral3", "qwen3-5", "qwen3-5-moe",
-                                         "qwen3-next"),
+                                         "qwen3-next", "gemma4"),
                          name_of_case);
 
 TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {

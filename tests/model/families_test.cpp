@@ -216,7 +216,7 @@ TEST(Families, Qwen35WithoutKeysIsThatOfTransformers) {
   EXPECT_EQ(s.delta.convolution, 4);
   EXPECT_EQ(s.delta.convolved_width(), 8192);
   EXPECT_EQ(s.delta.projected_width(), 8192 + 4096 + 64);
-  EXPECT_EQ(s.qkv_width(), (2 * 4 + 2 * 2) * 256);
+  EXPECT_EQ(s.shape(3).qkv_width(), (2 * 4 + 2 * 2) * 256);
 }
 
 TEST(Families, Qwen35ReadsWhatIsPublished) {
@@ -485,14 +485,14 @@ TEST(Families, Olmo3ScalesTheRotationOfLayersThatSeeAll) {
 
 TEST(Families, GraniteMultiplies) {
   const DecoderSpec plain = read_spec(config_of("GraniteForCausalLM"));
-  EXPECT_EQ(plain.score_scale(), 1);  // its default, which is not 1 / sqrt(head_dim)
+  EXPECT_EQ(plain.score_scale(0), 1);  // its default, which is not 1 / sqrt(head_dim)
   EXPECT_EQ(plain.embedding_scale * plain.residual_scale * plain.logits_scale, 1);
   const DecoderSpec spec = read_spec(config_of("GraniteForCausalLM", {{"embedding_multiplier", 12},
                                                                       {"attention_multiplier", 0.0078125},
                                                                       {"residual_multiplier", 0.22},
                                                                       {"logits_scaling", 16}}));
   EXPECT_EQ(spec.embedding_scale, 12);
-  EXPECT_EQ(spec.score_scale(), 0.0078125f);
+  EXPECT_EQ(spec.score_scale(0), 0.0078125f);
   EXPECT_EQ(spec.residual_scale, 0.22);
   EXPECT_EQ(spec.logits_scale, 1 / 16.0);
   expect_refused(config_of("GraniteForCausalLM", {{"logits_scaling", 0}}), {"logits_scaling", "positive"});
@@ -517,7 +517,7 @@ TEST(Families, Gemma3AsTransformersReadsIt) {
   EXPECT_EQ(spec.norm_offset, 1);
   EXPECT_EQ(spec.gate, GateActivation::gelu_tanh);
   EXPECT_TRUE(spec.qk_norm && spec.input_norms && spec.output_norms && spec.tied_embeddings);
-  EXPECT_EQ(spec.score_scale(), 0.0625f);
+  EXPECT_EQ(spec.score_scale(0), 0.0625f);
   EXPECT_DOUBLE_EQ(spec.embedding_scale, std::sqrt(32.0));
   EXPECT_EQ(spec.rope.theta, 1e6);
   ASSERT_TRUE(spec.local_rope);
@@ -532,7 +532,7 @@ TEST(Families, Gemma3AsTransformersReadsIt) {
   EXPECT_EQ(scaled.rope.factor, 8);
   EXPECT_EQ(scaled.local_rope->scaling, RopeScaling::none);
   EXPECT_EQ(scaled.local_rope->theta, 500);
-  EXPECT_EQ(scaled.score_scale(), 0.125f);
+  EXPECT_EQ(scaled.score_scale(0), 0.125f);
   for (const char* key : {"final_logit_softcapping", "attn_logit_softcapping"})
     expect_refused(config_of("Gemma3ForCausalLM", {{key, 30.0}}), {key, "soft cap"});
   expect_refused(config_of("Gemma3ForCausalLM", {{"use_bidirectional_attention", true}}),
@@ -542,13 +542,103 @@ TEST(Families, Gemma3AsTransformersReadsIt) {
   expect_refused(config_of("Gemma3ForCausalLM", {{"sliding_window", nullptr}}), {"sliding_window", "full_attention"});
 }
 
+json gemma4(json more = json::object()) {
+  more.emplace("hidden_size_per_layer_input", 0);
+  return config_of("Gemma4ForCausalLM", more);
+}
+
+TEST(Families, Gemma4AsTransformersReadsIt) {
+  const DecoderSpec spec = read_spec(gemma4({{"num_hidden_layers", 7}}));
+  EXPECT_TRUE(spec.qk_norm && spec.value_norm && spec.input_norms && spec.output_norms && spec.layer_scales);
+  EXPECT_TRUE(spec.tied_embeddings && !spec.qkv_bias && !spec.o_bias);
+  EXPECT_EQ(spec.norm_offset, 0);
+  EXPECT_EQ(spec.gate, GateActivation::gelu_tanh);
+  EXPECT_EQ(spec.logits_cap, 0);
+  EXPECT_DOUBLE_EQ(spec.embedding_scale, std::sqrt(32.0));
+  EXPECT_EQ(windows(spec), (Windows{512, 512, 512, 512, 512, 0, 0}));  // the last always sees all
+  EXPECT_EQ(spec.score_scale(0), 1);
+  EXPECT_EQ(spec.shape(0).head_dim, 256);
+  EXPECT_EQ(spec.shape(5).head_dim, 512);
+  EXPECT_EQ(spec.shape(5).kv_heads, 2);
+  EXPECT_FALSE(spec.shape(5).keys_are_values);
+  EXPECT_EQ(spec.rope.theta, 1e6);
+  EXPECT_EQ(spec.rope.rotary_dim, 512);
+  EXPECT_EQ(spec.rope.still_pairs, 192);
+  ASSERT_TRUE(spec.local_rope);
+  EXPECT_EQ(spec.local_rope->theta, 1e4);
+  EXPECT_EQ(spec.local_rope->rotary_dim, 256);
+  EXPECT_EQ(spec.local_rope->still_pairs, 0);
+  EXPECT_EQ(spec.layer(0).rotation, LayerRotation::local);
+  EXPECT_EQ(spec.layer(6).rotation, LayerRotation::global);
+}
+
+TEST(Families, Gemma4HasItsHeadsByLayer) {
+  const json published = {
+      {"head_dim", 8},
+      {"global_head_dim", 24},
+      {"num_global_key_value_heads", 1},
+      {"attention_k_eq_v", true},
+      {"layer_types", {"full_attention", "sliding_attention", "sliding_attention", "full_attention"}}};
+  json written = published;
+  written.erase("global_head_dim");
+  written.erase("num_global_key_value_heads");
+  written["per_layer_config"] = {{"0", {{"head_dim", 24}, {"num_key_value_heads", 1}}},
+                                 {"3", {{"head_dim", 24}, {"num_key_value_heads", 1}}}};
+  for (const json& config : {published, written}) {
+    const DecoderSpec spec = read_spec(gemma4(config));
+    for (const std::int64_t layer : {0, 3}) {
+      EXPECT_EQ(spec.shape(layer).head_dim, 24);
+      EXPECT_EQ(spec.shape(layer).kv_heads, 1);
+      EXPECT_EQ(spec.shape(layer).qkv_width(), (4 + 1) * 24);
+    }
+    EXPECT_EQ(spec.shape(1).qkv_width(), (4 + 2 + 2) * 8);
+    EXPECT_EQ(spec.rope.rotary_dim, 24);
+    EXPECT_EQ(spec.local_rope->rotary_dim, 8);
+  }
+  const auto refused = [&](const char* layer, const json& heads, const std::vector<std::string>& needles) {
+    json config = written;
+    config["per_layer_config"][layer] = heads;
+    expect_refused(gemma4(config), needles);
+  };
+  refused("3", {{"head_dim", 16}, {"num_key_value_heads", 1}}, {"per_layer_config", "layer 3 has other heads"});
+  refused("1", {{"head_dim", 16}}, {"per_layer_config", "layer 1 has a window"});
+  refused("0", {{"head_dim", 24}, {"intermediate_size", 8}}, {"per_layer_config", "intermediate_size"});
+  refused("4", {{"head_dim", 24}}, {"per_layer_config", "from 0 to 3"});
+}
+
+TEST(Families, Gemma4RefusesWhatIsNotDone) {
+  json without = gemma4();
+  without.erase("hidden_size_per_layer_input");
+  expect_refused(without, {"hidden_size_per_layer_input", "E2B"});
+  expect_refused(gemma4({{"num_kv_shared_layers", 2}}), {"num_kv_shared_layers"});
+  expect_refused(gemma4({{"use_bidirectional_attention", "all"}}), {"use_bidirectional_attention", "causal"});
+  EXPECT_EQ(
+      read_spec(gemma4({{"use_bidirectional_attention", "vision"}, {"final_logit_softcapping", 30.0}})).logits_cap, 30);
+  expect_refused(gemma4({{"sliding_window", nullptr}}), {"sliding_window", "full_attention"});
+  expect_refused(gemma4({{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}}), {"rope_scaling"});
+  const auto rotations = [](const json& full) {
+    return gemma4(
+        {{"rope_parameters",
+          {{"full_attention", full}, {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 100}}}}}});
+  };
+  expect_refused(rotations({{"rope_type", "yarn"}, {"rope_theta", 100}, {"factor", 8.0}}),
+                 {"rope_type", "proportional"});
+  expect_refused(rotations({{"rope_theta", 100}, {"partial_rotary_factor", 0.5}}), {"partial_rotary_factor"});
+  expect_refused(rotations({{"rope_type", "proportional"}}), {"rope_theta", "missing"});
+  const DecoderSpec scaled =
+      read_spec(rotations({{"rope_type", "proportional"}, {"rope_theta", 100}, {"factor", 8.0}}));
+  EXPECT_EQ(scaled.rope.scaling, RopeScaling::linear);
+  EXPECT_EQ(scaled.rope.still_pairs, 0);
+  EXPECT_EQ(read_spec(gemma4({{"layer_types", std::vector<std::string>(4, "sliding_attention")}})).remarks.size(), 1u);
+}
+
 // A layer costs memory when it is listed, so how many there are is looked at before.
 TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
   for (const char* architecture :
        {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM",
         "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM", "Glm4ForCausalLM", "Gemma3ForCausalLM",
-        "Ministral3ForCausalLM"})
+        "Ministral3ForCausalLM", "Gemma4ForCausalLM"})
     test::expect_in(test::refusal([&] {
                       read_spec(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
                     }),

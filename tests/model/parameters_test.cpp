@@ -184,10 +184,12 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", Qwen3_5ForCausalLM"
                  ", Qwen3_5MoeForCausalLM"
                  ", Qwen3NextForCausalLM"
+                 ", Gemma4ForCausalLM"
                  ", Mistral3ForConditionalGeneration"
                  ", Gemma3ForConditionalGeneration"
                  ", Qwen3_5ForConditionalGeneration"
-                 ", Qwen3_5MoeForConditionalGeneration");
+                 ", Qwen3_5MoeForConditionalGeneration"
+                 ", Gemma4ForConditionalGeneration");
   }
 }
 

@@ -113,8 +113,11 @@ TEST(Rope, QueriesGrowWithTheirPosition) {
 TEST(Rope, TheTableOfQueriesIsTheLast) {
   DecoderSpec spec;
   spec.rope = {.theta = 1e6, .rotary_dim = 12, .original_positions = 4, .query_growth = 0.5};
-  const auto index = [&](LayerRotation rotation, RotatedHeads heads) {
-    return rope_table_index(spec, rotation, heads);
+  // The floats before the table that such heads take.
+  const auto place = [&](LayerRotation rotation, RotatedHeads heads) {
+    std::vector<float> all = rope_table(spec, 20);
+    const Tensor tables(all.data(), DType::f32, {std::ssize(all)});
+    return rope_table_of(spec, tables, rotation, heads).as<float>() - all.data();
   };
   for (const bool local : {false, true}) {
     if (local) spec.local_rope = RopeSpec{.theta = 1e4, .rotary_dim = 12};
@@ -127,13 +130,13 @@ TEST(Rope, TheTableOfQueriesIsTheLast) {
     expected.insert(expected.end(), queries.begin(), queries.end());
     EXPECT_EQ(rope_table(spec, 20), expected);
     EXPECT_EQ(rope_table_bytes(spec, 20), (local ? 3 : 2) * 20u * 12 * 4);
-    EXPECT_EQ(index(LayerRotation::global, RotatedHeads::keys), 0);
-    EXPECT_EQ(index(LayerRotation::global, RotatedHeads::queries), local ? 2 : 1);
+    EXPECT_EQ(place(LayerRotation::global, RotatedHeads::keys), 0);
+    EXPECT_EQ(place(LayerRotation::global, RotatedHeads::queries), (local ? 2 : 1) * 20 * 12);
   }
   for (const RotatedHeads heads : {RotatedHeads::keys, RotatedHeads::queries})
-    EXPECT_EQ(index(LayerRotation::local, heads), 1);
+    EXPECT_EQ(place(LayerRotation::local, heads), 20 * 12);
   spec.rope.query_growth = 0;
-  EXPECT_EQ(index(LayerRotation::global, RotatedHeads::queries), 0);
+  EXPECT_EQ(place(LayerRotation::global, RotatedHeads::queries), 0);
 }
 
 TEST(Rope, AModelsTablesLieOneBelowTheOther) {
@@ -147,6 +150,38 @@ TEST(Rope, AModelsTablesLieOneBelowTheOther) {
   expected.insert(expected.end(), local.begin(), local.end());
   EXPECT_EQ(rope_table(spec, 20), expected);
   EXPECT_EQ(rope_table_bytes(spec, 20), 2 * 20u * 12 * 4);
+}
+
+TEST(Rope, TablesOfLayersWithOtherHeadsHaveOtherWidths) {
+  DecoderSpec spec;
+  spec.rope = {.theta = 1e6, .rotary_dim = 24};
+  spec.local_rope = RopeSpec{.theta = 1e4, .rotary_dim = 12};
+  std::vector<float> all = rope_table(spec, 20);
+  EXPECT_EQ(all.size() * sizeof(float), rope_table_bytes(spec, 20));
+  const Tensor tables(all.data(), DType::f32, {std::ssize(all)});
+  const auto values = [&](LayerRotation rotation) {
+    const Tensor table = rope_table_of(spec, tables, rotation, RotatedHeads::keys);
+    const auto numbers = table.span<float>();
+    return std::vector<float>(numbers.begin(), numbers.end());
+  };
+  EXPECT_EQ(values(LayerRotation::global), rope_table(spec.rope, 20));
+  EXPECT_EQ(values(LayerRotation::local), rope_table(*spec.local_rope, 20));
+}
+
+// transformers' "proportional": exponents over the whole head, and the last pairs stay.
+TEST(Rope, StillPairsHaveTheFrequencyZero) {
+  const RopeSpec turns{.theta = 1e6, .rotary_dim = 32};
+  RopeSpec rope = turns;
+  rope.still_pairs = 12;
+  const std::vector<float> all = rope_frequencies(turns, 10), some = rope_frequencies(rope, 10);
+  ASSERT_EQ(some.size(), 16u);
+  for (std::size_t i = 0; i < some.size(); ++i) EXPECT_EQ(some[i], i < 4 ? all[i] : 0) << i;
+  const std::vector<float> table = rope_table(rope, 10);
+  for (std::size_t p = 0; p < 10; ++p)
+    for (std::size_t i = 4; i < 16; ++i) {
+      EXPECT_EQ(table[2 * p * 16 + i], 1);
+      EXPECT_EQ(table[(2 * p + 1) * 16 + i], 0);
+    }
 }
 
 TEST(Rope, LongRopeHasRowsForShortAndForLongDocuments) {

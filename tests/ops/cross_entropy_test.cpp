@@ -6,6 +6,7 @@
 #include "ops/arrays.h"
 #include "ops/checks.h"
 #include "ops/ops_memory.h"
+#include "support/random_tensors.h"
 #include "support/rig.h"
 
 namespace so::cross_entropy_test {
@@ -64,6 +65,7 @@ struct Problem {
     a.losses = losses.tensor();
     a.workspace = workspace.tensor();
     a.label_smoothing = smoothing;
+    a.soft_cap = cap;
     if (!backward) return a;
     a.dhidden = dhidden.tensor();
     a.dweight = dweight.tensor();
@@ -99,7 +101,7 @@ struct Problem {
     for (Mirror* result : {&l, &dh, &dw}) result->fetch();
   }
   DType logits = DType::f32;  // what the run kept its logits in
-  float smoothing = 0;
+  float smoothing = 0, cap = 0;
   bool give_rows = false;  // tell the op which rows have a target
 };
 
@@ -118,7 +120,7 @@ struct Reference {
     const double u_logit = p.logits == DType::bf16 ? unit_roundoff(DType::bf16) : 0;
     const double u_dweight = p.dweight.type() == DType::bf16 ? unit_roundoff(DType::bf16) : 0;
     const auto at = [](std::vector<double>& v, std::int64_t i) -> double& { return v[static_cast<std::size_t>(i)]; };
-    std::vector<double> logit(static_cast<std::size_t>(vocabulary));
+    std::vector<double> logit(static_cast<std::size_t>(vocabulary)), slope(logit.size(), 1.0);
     double rows = 0;
     constexpr double underflow = 0x1p-126;  // what is smaller may be taken for zero
     if (p.mode == Accumulate::add)
@@ -138,6 +140,11 @@ struct Reference {
           value += term;
           size += std::abs(term);
         }
+        if (p.cap > 0) {  // its error is that of the logit times the slope
+          const double tanh = std::tanh(value / p.cap);
+          value = p.cap * tanh;
+          at(slope, v) = 1 - tanh * tanh;
+        }
         at(logit, v) = value;
         magnitude = std::max(magnitude, size);
         largest = std::max(largest, value);
@@ -156,9 +163,11 @@ struct Reference {
       for (std::int64_t v = 0; v < vocabulary; ++v) {
         const double probability = std::exp(at(logit, v) - lse);
         const double wanted = uniform + (v == target ? 1 - smoothing : 0);
-        const double d = p.grad_scale * (probability - wanted);
+        const double to_capped = p.grad_scale * (probability - wanted), d = to_capped * at(slope, v);
+        // The slope changes by at most 0.8 / cap with its logit.
+        const double slope_error = p.cap > 0 ? std::min(1.0, 0.8 / p.cap * slack) + 8 * u : 0;
         const double d_error = p.grad_scale * (std::min(1.0, std::expm1(2 * slack) * probability) + 2 * u * wanted) +
-                               u_type * std::abs(d) + underflow;
+                               slope_error * std::abs(to_capped) + u_type * std::abs(d) + underflow;
         const double growth_v = u * 2 * std::sqrt(static_cast<double>(vocabulary)),
                      growth_n = u * 2 * std::sqrt(static_cast<double>(p.c.tokens));
         for (std::int64_t i = 0; i < hidden; ++i) {
@@ -205,12 +214,17 @@ TEST(LinearCrossEntropy, MatchesTheFormula) {
     for (const Variant& v : variants())
       for (const Accumulate mode : {Accumulate::overwrite, Accumulate::add}) {
         SCOPED_TRACE(c.name);
-        for (const auto& [give_rows, smoothing] :
-             {std::pair(false, 0.0f), std::pair(true, 0.0f), std::pair(false, 0.1f), std::pair(true, 1.0f)}) {
-          if (give_rows && v.path) continue;
+        struct Way {
+          bool give_rows;
+          float smoothing, cap;
+        };
+        for (const Way& way : {Way{false, 0, 0}, Way{true, 0, 0}, Way{false, 0.1f, 0}, Way{true, 1, 0}, Way{true, 0, 5},
+                               Way{false, 0.1f, 30}}) {
+          if (way.give_rows && v.path) continue;
           Problem p(c, v.type, v.dweight_type, mode);
-          p.give_rows = give_rows;
-          p.smoothing = smoothing;
+          p.give_rows = way.give_rows;
+          p.smoothing = way.smoothing;
+          p.cap = way.cap;
           const Array dweight_before = p.dweight;
           p.run(2, true, v.path);
           const Reference expected(p, dweight_before);
@@ -271,6 +285,23 @@ TEST(LinearCrossEntropy, SmoothsAsTransformers) {
   }
   EXPECT_NEAR(p.losses[0], 0.7 * (std::log(sum) - 2) + 0.3 * smoothed, 1e-6);
   EXPECT_NEAR(p.dhidden[0], Problem::grad_scale * gradient, 1e-6);
+}
+
+TEST(SoftCap, AgreesWithDoublePrecision) {
+  test::Rig rig;
+  Stream& s = rig.stream();
+  for (const float cap : {0.5f, 30.0f}) {
+    const test::TestTensor logits = test::random_tensor(s, DType::f32, {37, 129}, 1, 40);
+    std::vector<double> expected = logits.values(s), allowed;
+    for (double& x : expected) {
+      x = cap * std::tanh(x / cap);
+      allowed.push_back(4 * unit_roundoff(DType::f32) * std::abs(x));
+    }
+    rig.ops().soft_cap(s, logits, cap);
+    test::expect_within(logits.values(s), expected, allowed, "soft_cap");
+  }
+  EXPECT_THROW(rig.ops().soft_cap(s, test::TestTensor(s, DType::f32, {2, 3}), 0), Bug);
+  EXPECT_THROW(rig.ops().soft_cap(s, test::TestTensor(s, DType::bf16, {2, 3}), 1), Bug);
 }
 
 TEST(LinearCrossEntropy, NanIsNotLost) {

@@ -420,6 +420,32 @@ TEST(AddScaled, AgreesWithDoublePrecisionWhereverItIsWritten) {
   EXPECT_THROW(rig.ops().add_scaled(s, a, b, a, 1), Bug);
 }
 
+TEST(ScaleSum, AgreesWithDoublePrecisionWhereverItIsWritten) {
+  Rig rig;
+  Stream& s = rig.stream();
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t width : {1, 37, 512})
+      for (const bool sum : {false, true})
+        for (const int alias : {0, 1, 2}) {
+          if (alias == 1 && !sum) continue;
+          const TestTensor x = random_tensor(s, dtype, {33, width}, 1), delta = random_tensor(s, dtype, {33, width}, 2);
+          const TestTensor own(s, dtype, {33, width}), factor(s, dtype, {1}, {0.40625});
+          Values expected = delta.values(s), allowed;
+          const Values xs = x.values(s);
+          for (std::size_t i = 0; i < expected.size(); ++i) {
+            const double size = std::abs(expected[i]) + std::abs(xs[i]);
+            expected[i] = 0.40625 * (expected[i] + (sum ? xs[i] : 0));
+            allowed.push_back(2 * kU * size + unit_roundoff(dtype) * std::abs(expected[i]));
+          }
+          const TestTensor& out = alias == 0 ? own : alias == 1 ? x : delta;
+          rig.ops().scale_sum(s, out, sum ? x : Tensor(), delta, factor);
+          expect_within(out.values(s), expected, allowed, "scale_sum");
+        }
+  const TestTensor a(s, DType::f32, {2, 3}), b(s, DType::f32, {3, 2}), one(s, DType::f32, {1}), two(s, DType::f32, {2});
+  EXPECT_THROW(rig.ops().scale_sum(s, a, Tensor(), b, one), Bug);
+  EXPECT_THROW(rig.ops().scale_sum(s, a, Tensor(), a, two), Bug);
+}
+
 TEST(RmsNorm, RefusesWrongArguments) {
   Rig rig;
   Stream& s = rig.stream();

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "commands/bench/random_model.h"
 #include "model/flops.h"
@@ -27,7 +30,6 @@ class LayerCases final : public Cases {
         ops_(ops),
         engine_ops_(engine_ops),
         adamw_(adamw),
-        table_(rope_table(spec.rope, std::min(longest, tokens))),
         positions_of_table_(std::min(longest, tokens)),
         batch_(documents_of(spec, tokens, longest)) {
     for (std::size_t d = 1; d < batch_.cu_seqlens.size(); ++d)
@@ -35,15 +37,7 @@ class LayerCases final : public Cases {
     embedding();
     norms();
     if (!s_.input_norms || s_.residual_scale != 1 || s_.embedding_scale != 1) add_scaled();
-    if (s_.projection_norm) {
-      projection_norm("q", 0, s_.heads);
-      projection_norm("k", s_.q_width(), s_.kv_heads);
-    }
-    heads("q", 0, s_.heads);
-    heads("k", s_.q_width(), s_.kv_heads);
-    attention();
-    linear("qkv", s_.hidden, s_.qkv_width());
-    linear("o", s_.q_width(), s_.hidden);
+    attention_layers();
     if (s_.has_delta()) {
       convolution();
       delta_rule();
@@ -59,12 +53,19 @@ class LayerCases final : public Cases {
       experts("gate_up", s_.hidden, 2 * s_.experts.intermediate);
       experts("down", s_.experts.intermediate, s_.hidden);
     }
-    if (s_.qkv_bias) bias("qkv", s_.qkv_width());
     cross_entropy();
     gradients();
   }
 
  private:
+  struct Kind {
+    AttentionShape shape;
+    float scale = 0;
+    std::int64_t rotary_dim = 0;
+    RotaryPairs pairs;
+    std::vector<float> table;
+  };
+
   static MicroBatch documents_of(const DecoderSpec& spec, std::int64_t tokens, std::int64_t longest) {
     const std::int64_t whole = tokens / longest, rest = tokens % longest;
     MicroBatch batch = random_batch(spec, 1, tokens, 1);
@@ -81,13 +82,13 @@ class LayerCases final : public Cases {
   void add(std::string name, std::string shape, double bytes, double flops, std::function<Call(Tensors&)> make) {
     cases_.push_back({std::move(name), std::move(shape), bytes, flops, std::move(make)});
   }
-  AttentionSpans spans(Tensors& m) const {
+  AttentionSpans spans(Tensors& m, float scale) const {
     AttentionSpans spans;
     spans.cu_q = spans.cu_k = m.integers(batch_.cu_seqlens);
     spans.starts = batch_.cu_seqlens;
     spans.documents = batch_.documents();
     spans.max_q = spans.max_k = longest_;
-    spans.scale = s_.score_scale();
+    spans.scale = scale;
     return spans;
   }
 
@@ -144,24 +145,46 @@ class LayerCases final : public Cases {
     });
   }
 
+  // A layer for each kind of heads in the model.
+  void attention_layers() {
+    std::set<std::pair<std::int64_t, std::int64_t>> seen;
+    for (std::int64_t layer = 0; layer < s_.layers; ++layer) {
+      const AttentionShape a = s_.shape(layer);
+      if (s_.is_delta(layer) || !seen.insert({a.head_dim, a.kv_heads}).second) continue;
+      const RopeSpec& rope = s_.layer(layer).rotation == LayerRotation::local ? *s_.local_rope : s_.rope;
+      kinds_.push_back({a, s_.score_scale(layer), rope.rotary_dim, rope.pairs, rope_table(rope, positions_of_table_)});
+      const Kind& kind = kinds_.back();
+      if (s_.projection_norm) {
+        projection_norm(a, "q", 0, a.heads);
+        projection_norm(a, "k", a.q_width(), a.kv_heads);
+      }
+      heads(kind, "q", 0, a.heads);
+      heads(kind, "k", a.q_width(), a.kv_heads);
+      attention(kind);
+      linear("qkv", s_.hidden, a.qkv_width());
+      linear("o", a.q_width(), s_.hidden);
+      if (s_.qkv_bias) bias("qkv", a.qkv_width());
+    }
+  }
+
   // The norm of all heads of a row as one, in rows as wide as the decoder's.
-  void projection_norm(const std::string& which, std::int64_t offset, std::int64_t heads) {
-    const std::string shape = fmt::format("{} x {}", n_, heads * s_.head_dim);
-    const std::int64_t width = s_.q_width() + s_.kv_width(), elements = n_ * heads * s_.head_dim;
+  void projection_norm(const AttentionShape& a, const std::string& which, std::int64_t offset, std::int64_t heads) {
+    const std::string shape = fmt::format("{} x {}", n_, heads * a.head_dim);
+    const std::int64_t width = a.q_width() + a.kv_width(), elements = n_ * heads * a.head_dim;
     const auto norm_of = [=, this](Tensors& m) {
-      return HeadNorm{m.random(t_, {heads * s_.head_dim}), s_.rms_epsilon, m.random(DType::f32, {n_}), s_.norm_offset};
+      return HeadNorm{m.random(t_, {heads * a.head_dim}), s_.rms_epsilon, m.random(DType::f32, {n_}), s_.norm_offset};
     };
     add("projection_norm " + which, shape, of_t(2 * elements), 0, [=, this](Tensors& m) {
-      const Heads in{m.random(t_, {n_, s_.qkv_width()}), offset, heads, s_.head_dim};
-      const Heads out{m.random(t_, {n_, width}), offset, heads, s_.head_dim};
+      const Heads in{m.random(t_, {n_, a.qkv_width()}), offset, heads, a.head_dim};
+      const Heads out{m.random(t_, {n_, width}), offset, heads, a.head_dim};
       const HeadNorm norm = norm_of(m);
       return Call{[=](Ops& ops, Stream& stream) { ops.projection_norm(stream, out, in, norm); }};
     });
     add("projection_norm_grad " + which, shape, of_t(3 * elements), 0, [=, this](Tensors& m) {
-      const Heads in{m.random(t_, {n_, s_.qkv_width()}), offset, heads, s_.head_dim};
-      const Heads d{m.random(t_, {n_, s_.qkv_width()}), offset, heads, s_.head_dim};
+      const Heads in{m.random(t_, {n_, a.qkv_width()}), offset, heads, a.head_dim};
+      const Heads d{m.random(t_, {n_, a.qkv_width()}), offset, heads, a.head_dim};
       const HeadNorm norm = norm_of(m);
-      const Tensor dweight = m.random(t_, {heads * s_.head_dim});
+      const Tensor dweight = m.random(t_, {heads * a.head_dim});
       return Call{[=](Ops& ops, Stream& stream) {
         ops.projection_norm_grad(stream, {.din = d, .dout = d, .in = in, .norm = norm, .dweight = dweight});
       }};
@@ -169,35 +192,34 @@ class LayerCases final : public Cases {
   }
 
   // Rotation, with the norm before it where the model has one, in rows as wide as the decoder's.
-  void heads(const std::string& which, std::int64_t offset, std::int64_t heads) {
+  void heads(const Kind& kind, const std::string& which, std::int64_t offset, std::int64_t heads) {
+    const AttentionShape a = kind.shape;
+    const RotaryPairs pairs = kind.pairs;
     const bool normed = s_.qk_norm;
-    const std::string shape = fmt::format("{} x {} heads of {}{}", n_, heads, s_.head_dim, normed ? ", normed" : "");
-    const std::int64_t elements = n_ * heads * s_.head_dim,
-                       width = normed ? s_.q_width() + s_.kv_width() : s_.qkv_width();
+    const std::string shape = fmt::format("{} x {} heads of {}{}", n_, heads, a.head_dim, normed ? ", normed" : "");
+    const std::int64_t elements = n_ * heads * a.head_dim, width = normed ? a.rotated_width() : a.qkv_width();
     const float epsilon = s_.rms_epsilon;
-    const auto table_of = [this](Tensors& m) {
-      return m.floats(table_, {positions_of_table_, 2, s_.rope.rotary_dim / 2});
+    const auto table_of = [this, &kind](Tensors& m) {
+      return m.floats(kind.table, {positions_of_table_, 2, kind.rotary_dim / 2});
     };
     const auto norm_of = [=, this](Tensors& m) {
       if (!normed) return HeadNorm{};
-      return HeadNorm{m.random(t_, {s_.head_dim}), epsilon, m.random(DType::f32, {n_, heads}), s_.norm_offset};
+      return HeadNorm{m.random(t_, {a.head_dim}), epsilon, m.random(DType::f32, {n_, heads}), s_.norm_offset};
     };
     add("rotary " + which, shape, of_t(2 * elements), 0, [=, this](Tensors& m) {
-      const Tensor rows = m.random(t_, {n_, s_.qkv_width()});
-      const Heads in{rows, offset, heads, s_.head_dim};
-      const Heads out{normed ? m.random(t_, {n_, width}) : rows, offset, heads, s_.head_dim};
+      const Tensor rows = m.random(t_, {n_, a.qkv_width()});
+      const Heads in{rows, offset, heads, a.head_dim};
+      const Heads out{normed ? m.random(t_, {n_, width}) : rows, offset, heads, a.head_dim};
       const Tensor positions = m.integers(batch_.positions), table = table_of(m);
       const HeadNorm norm = norm_of(m);
-      const RotaryPairs pairs = s_.rope.pairs;
       return Call{[=](Ops& ops, Stream& stream) { ops.rotary(stream, out, in, positions, table, norm, pairs); }};
     });
     add("rotary_grad " + which, shape, of_t((normed ? 3 : 2) * elements), 0, [=, this](Tensors& m) {
-      const Heads in{m.random(t_, {n_, s_.qkv_width()}), offset, heads, s_.head_dim};
-      const Heads d{m.random(t_, {n_, s_.qkv_width()}), offset, heads, s_.head_dim};
+      const Heads in{m.random(t_, {n_, a.qkv_width()}), offset, heads, a.head_dim};
+      const Heads d{m.random(t_, {n_, a.qkv_width()}), offset, heads, a.head_dim};
       const Tensor positions = m.integers(batch_.positions), table = table_of(m);
       const HeadNorm norm = norm_of(m);
-      const Tensor dweight = normed ? m.random(t_, {s_.head_dim}) : Tensor();
-      const RotaryPairs pairs = s_.rope.pairs;
+      const Tensor dweight = normed ? m.random(t_, {a.head_dim}) : Tensor();
       return Call{[=](Ops& ops, Stream& stream) {
         Ops::RotaryGrad grad{
             .din = d, .dout = d, .in = in, .positions = positions, .table = table, .norm = norm, .dweight = dweight};
@@ -209,19 +231,25 @@ class LayerCases final : public Cases {
 
   // Two products of query and key pairs forward; backward has five, since the scores are made again. Layers differ in
   // their windows; what a query does not see is not counted.
-  void attention() {
+  void attention(const Kind& kind) {
     std::set<std::int64_t> windows;
-    for (std::int64_t layer = 0; layer < s_.layers; ++layer) windows.insert(s_.layer(layer).window);
-    for (const std::int64_t window : windows) attention(window);
+    for (std::int64_t layer = 0; layer < s_.layers; ++layer)
+      if (const AttentionShape a = s_.shape(layer);
+          a.head_dim == kind.shape.head_dim && a.kv_heads == kind.shape.kv_heads)
+        windows.insert(s_.layer(layer).window);
+    for (const std::int64_t window : windows) attention(kind, window);
   }
 
-  void attention(std::int64_t window) {
+  void attention(const Kind& kind, std::int64_t window) {
+    const AttentionShape a = kind.shape;
+    const float scale = kind.scale;
+    const std::int64_t width = a.value_norm ? a.rotated_width() : a.qkv_width();
     const std::string shape =
-        fmt::format("{} documents of {}, {} / {} heads of {}{}{}", batch_.documents(), longest_, s_.heads, s_.kv_heads,
-                    s_.head_dim, window > 0 ? fmt::format(", window {}", window) : "", s_.sinks ? ", sinks" : "");
-    const AttentionSize documents{n_,       n_, s_.heads, s_.kv_heads, s_.head_dim, batch_.documents(),
-                                  longest_, t_, window,   s_.sinks};
-    const double product = 2 * static_cast<double>(s_.q_width()) * attention_pairs(batch_.cu_seqlens, window);
+        fmt::format("{} documents of {}, {} / {} heads of {}{}{}", batch_.documents(), longest_, a.heads, a.kv_heads,
+                    a.head_dim, window > 0 ? fmt::format(", window {}", window) : "", s_.sinks ? ", sinks" : "");
+    const AttentionSize documents{n_,       n_, a.heads, a.kv_heads, a.head_dim, batch_.documents(),
+                                  longest_, t_, window,  s_.sinks};
+    const double product = 2 * static_cast<double>(a.q_width()) * attention_pairs(batch_.cu_seqlens, window);
     struct Way {
       const char* name;
       bool backward, any_order;
@@ -232,25 +260,25 @@ class LayerCases final : public Cases {
       AttentionSize size = documents;
       size.any_order = way.any_order;
       add(way.name, shape, 0, (backward ? 5 : 2) * product, [=, this](Tensors& m) {
-        const Tensor qkv = m.random(t_, {n_, s_.qkv_width()});
-        const Heads q{qkv, 0, s_.heads, s_.head_dim}, k{qkv, s_.q_width(), s_.kv_heads, s_.head_dim},
-            v{qkv, s_.q_width() + s_.kv_width(), s_.kv_heads, s_.head_dim};
-        const Heads out{m.random(t_, {n_, s_.q_width()}), 0, s_.heads, s_.head_dim};
-        const Tensor lse = m.random(DType::f32, {s_.heads, n_});
-        AttentionSpans spans = this->spans(m);
+        const Tensor qkv = m.random(t_, {n_, width});
+        const Heads q{qkv, 0, a.heads, a.head_dim}, k{qkv, a.q_width(), a.kv_heads, a.head_dim},
+            v{qkv, a.q_width() + a.kv_width(), a.kv_heads, a.head_dim};
+        const Heads out{m.random(t_, {n_, a.q_width()}), 0, a.heads, a.head_dim};
+        const Tensor lse = m.random(DType::f32, {a.heads, n_});
+        AttentionSpans spans = this->spans(m, scale);
         spans.window = window;
         spans.any_order = size.any_order;
-        if (s_.sinks) spans.sinks = m.random(t_, {s_.heads});
+        if (s_.sinks) spans.sinks = m.random(t_, {a.heads});
         const Tensor scratch = m.scratch(ops_.memory().attention(size));
         const auto forward = [=](Ops& ops, Stream& stream) {
           ops.attention(stream, {.out = out, .lse = lse, .q = q, .k = k, .v = v, .spans = spans, .scratch = scratch});
         };
         if (!backward) return Call{forward};
-        const Tensor dqkv = m.random(t_, {n_, s_.qkv_width()});
-        const Heads dq{dqkv, 0, s_.heads, s_.head_dim}, dk{dqkv, s_.q_width(), s_.kv_heads, s_.head_dim},
-            dv{dqkv, s_.q_width() + s_.kv_width(), s_.kv_heads, s_.head_dim};
-        const Heads dout{m.random(t_, {n_, s_.q_width()}), 0, s_.heads, s_.head_dim};
-        const Tensor dsinks = s_.sinks ? m.random(t_, {s_.heads}) : Tensor();
+        const Tensor dqkv = m.random(t_, {n_, width});
+        const Heads dq{dqkv, 0, a.heads, a.head_dim}, dk{dqkv, a.q_width(), a.kv_heads, a.head_dim},
+            dv{dqkv, a.q_width() + a.kv_width(), a.kv_heads, a.head_dim};
+        const Heads dout{m.random(t_, {n_, a.q_width()}), 0, a.heads, a.head_dim};
+        const Tensor dsinks = s_.sinks ? m.random(t_, {a.heads}) : Tensor();
         // With long documents the most would be more than devices have.
         constexpr std::size_t much = std::size_t{40} << 30;
         const std::size_t most = ops_.memory().attention_grad_most(size);
@@ -476,7 +504,7 @@ class LayerCases final : public Cases {
   const Ops& ops_;
   EngineOps& engine_ops_;
   DeviceAdamW& adamw_;
-  const std::vector<float> table_;
+  std::deque<Kind> kinds_;  // of attention: cases refer to them
   const std::int64_t positions_of_table_;
   const MicroBatch batch_;
   std::int64_t longest_ = 0;

@@ -9,7 +9,7 @@ namespace so {
 
 void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor dnormed,
                               Tensor dresidual, std::int64_t tile, Tensor room) const {
-  const DecoderSpec& s = spec_;
+  const AttentionShape& s = shape_;
   const DType t = context_.activations();
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
@@ -17,7 +17,7 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
   Arena::Scope scope(arena);
 
   if (!a.qk) {
-    a.qk = arena.acquire("rotated qk", t, {n, s.q_width() + s.kv_width()});
+    a.qk = arena.acquire("rotated qk", t, {n, s.rotated_width()});
     rotate(pass, a);
   }
   const Tensor dattention = in_room(arena, "gradient of attention", t, n, s.q_width(), room);
@@ -25,6 +25,9 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
   // Between gates there is room for the gradient of the queries only once they are turned back.
   AttentionHeads gradient{queries_in(dqkv, s), keys_in(dqkv, s), values_in(dqkv, s)};
   if (s.output_gate) gradient.q = {arena.acquire("gradient of queries", t, {n, s.q_width()}), 0, s.heads, s.head_dim};
+  // Values that are keys have no columns of their own.
+  if (s.keys_are_values)
+    gradient.v = {arena.acquire("gradient of values", t, {n, s.kv_width()}), 0, s.kv_heads, s.head_dim};
   const auto in_tiles = [&](std::initializer_list<Joined> parameters, const auto& body) {
     for_each_gradient_tile(ops_, pass, gradients, parameters, tile,
                            [&](GradientSink& sink, std::int64_t first, std::int64_t count) {
@@ -48,7 +51,7 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
              const Tensor dtile = dqkv.rows(first, count), dinput = dnormed.rows(0, count);
              ops_.linear_grad_input(stream, dinput, dtile, pass.weight(p_.qkv), Accumulate::overwrite);
              if (!part.normed1) {
-               part.normed1 = p_.input_norm ? arena.acquire("normed input", t, {count, s.hidden}) : part.x;
+               part.normed1 = p_.input_norm ? arena.acquire("normed input", t, {count, spec_.hidden}) : part.x;
                block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, Tensor(), Tensor());
              }
              grad_linear(ops_, stream, sink, p_.qkv, p_.qkv_bias, dtile, part.normed1);
@@ -59,7 +62,7 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
 
 Tensor AttentionBlock::gate_backward(const DecoderPass& pass, const LayerActivations& a, Tensor dattention,
                                      Tensor dqkv) const {
-  const DecoderSpec& s = spec_;
+  const AttentionShape& s = shape_;
   Tensor gated = a.gated, again;
   if (!gated) gated = again = pass.arena.acquire("gated attention", context_.activations(), {dqkv.dim(0), s.q_width()});
   const Heads d{dattention, 0, s.heads, s.head_dim};
@@ -75,7 +78,7 @@ Tensor AttentionBlock::gate_backward(const DecoderPass& pass, const LayerActivat
 void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
                                      Tensor dattention, const AttentionHeads& gradient) const {
   if (pass.batch.is_slice()) return sliced_.backward(pass, gradients, a, dattention, gradient);
-  const DecoderSpec& s = spec_;
+  const AttentionShape& s = shape_;
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
   const AttentionSpans spans = setup_.spans(pass);
@@ -96,17 +99,17 @@ void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& grad
 
 void AttentionBlock::rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
                                  const AttentionHeads& gradient, Tensor dqkv) const {
-  const DecoderSpec& s = spec_;
+  const AttentionShape& s = shape_;
   const auto turn_back = [&](Heads din, Heads d, Heads raw, Tensor table, Joined weight, Tensor inv_rms) {
     Ops::RotaryGrad g{.din = din, .dout = d, .in = raw, .positions = pass.batch.positions, .table = table};
-    g.pairs = s.rope.pairs;
-    const HeadNorm norm{pass.weight(weight), s.rms_epsilon, inv_rms, s.norm_offset};
-    if (!weight || s.projection_norm) {
+    g.pairs = rotation().pairs;
+    const HeadNorm norm{pass.weight(weight), spec_.rms_epsilon, inv_rms, spec_.norm_offset};
+    if (!weight || spec_.projection_norm) {
       if (table) ops_.rotary_grad(pass.stream, g);
       if (!weight) return;
     }
     const auto dw = vector_gradient(gradients, pass.arena, weight, norm.weight);
-    if (s.projection_norm)
+    if (spec_.projection_norm)
       return ops_.projection_norm_grad(
           pass.stream, {.din = d, .dout = d, .in = raw, .norm = norm, .dweight = dw.tensor, .dweight_mode = dw.mode});
     g.norm = norm;
@@ -116,6 +119,13 @@ void AttentionBlock::rotate_back(const DecoderPass& pass, GradientSink& gradient
   };
   turn_back(queries_in(dqkv, s), gradient.q, a.raw_q(s), rope(RotatedHeads::queries), p_.q_norm, a.q_inv_rms);
   turn_back(keys_in(dqkv, s), gradient.k, a.raw_k(s), rope(RotatedHeads::keys), p_.k_norm, a.k_inv_rms);
+  // Keys that are values too have the sum of both gradients.
+  if (s.value_norm)
+    ops_.head_norm_grad(pass.stream, {.din = values_in(dqkv, s),
+                                      .dout = gradient.v,
+                                      .in = a.raw_v(s),
+                                      .inv_rms = a.v_inv_rms,
+                                      .din_mode = s.keys_are_values ? Accumulate::add : Accumulate::overwrite});
 }
 
 }  // namespace so

@@ -10,39 +10,42 @@ AttentionBlock::AttentionBlock(const DecoderContext& context, std::int64_t layer
       spec_(context.spec),
       ops_(context.ops),
       layer_(layer),
+      shape_(context.spec.shape(layer)),
       p_(context.parameters(layer)),
       setup_(context, layer),
       sliced_(context, layer) {
   const LayerRotation rotation = spec_.layer(layer).rotation;
   SO_CHECK(rotation != LayerRotation::none || !spec_.qk_norm, "a norm of heads goes with their rotation");
   SO_CHECK(!spec_.output_gate || spec_.qk_norm, "queries between gates, to be rotated in place");
+  SO_CHECK(!shape_.value_norm || spec_.qk_norm, "a norm of values, in place");
+  SO_CHECK(!shape_.keys_are_values || shape_.value_norm, "values that are keys, to be rotated in place");
   SO_CHECK(rotation != LayerRotation::local || spec_.local_rope, "a local rotation without its table");
-  SO_CHECK(!queries_have_own_table(spec_) || spec_.rope.rotary_dim == spec_.head_dim,
-           "queries that grow, and {} of {} dimensions rotate", spec_.rope.rotary_dim, spec_.head_dim);
+  SO_CHECK(!queries_have_own_table(spec_) || spec_.rope.rotary_dim == shape_.head_dim,
+           "queries that grow, and {} of {} dimensions rotate", spec_.rope.rotary_dim, shape_.head_dim);
 }
 
 Tensor AttentionBlock::acquire_lse(const DecoderPass& pass) const {
-  const std::int64_t heads = pass.batch.is_slice() ? sliced_.own_heads().q : spec_.heads;
+  const std::int64_t heads = pass.batch.is_slice() ? sliced_.own_heads().q : shape_.heads;
   return pass.arena.acquire("log-sum-exp", DType::f32, {heads, pass.batch.all_tokens()});
 }
 
 void AttentionBlock::keep_output(const DecoderPass& pass, LayerActivations& a) const {
-  a.mixed = pass.arena.acquire("attention", context_.activations(), {pass.tokens(), spec_.q_width()});
+  a.mixed = pass.arena.acquire("attention", context_.activations(), {pass.tokens(), shape_.q_width()});
   a.lse = acquire_lse(pass);
 }
 
 void AttentionBlock::keep_projections(const DecoderPass& pass, LayerActivations& a) const {
   const std::int64_t n = pass.tokens();
   if (spec_.input_norms) a.inv_rms1 = pass.arena.acquire("inverse rms", DType::f32, {n});
-  a.qkv = pass.arena.acquire("qkv", context_.activations(), {n, spec_.qkv_width()});
-  complete_qk_norms(pass.arena, n, a);
+  a.qkv = pass.arena.acquire("qkv", context_.activations(), {n, shape_.qkv_width()});
+  complete_head_norms(pass.arena, n, a);
   if (!a.q_inv_rms) a.qk = a.qkv;  // rotated in place
 }
 
 void AttentionBlock::keep_all(const DecoderPass& pass, LayerActivations& a) const {
   complete(pass, a, false, Tensor());
   if (spec_.output_gate)
-    a.gated = pass.arena.acquire("gated attention", context_.activations(), {pass.tokens(), spec_.q_width()});
+    a.gated = pass.arena.acquire("gated attention", context_.activations(), {pass.tokens(), shape_.q_width()});
 }
 
 void AttentionBlock::complete(const DecoderPass& pass, LayerActivations& a, bool in_tiles, Tensor room) const {
@@ -52,15 +55,15 @@ void AttentionBlock::complete(const DecoderPass& pass, LayerActivations& a, bool
   const DecoderSpec& s = spec_;
   if (s.input_norms) acquire_if_empty(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
   if (!in_tiles) complete_input(arena, n, a);
-  acquire_if_empty(arena, a.qkv, "qkv", t, {n, s.qkv_width()});
+  acquire_if_empty(arena, a.qkv, "qkv", t, {n, shape_.qkv_width()});
   if (s.qk_norm || s.projection_norm)
-    acquire_if_empty(arena, a.qk, "rotated qk", t, {n, s.q_width() + s.kv_width()});
+    acquire_if_empty(arena, a.qk, "rotated qk", t, {n, shape_.rotated_width()});
   else
     a.qk = a.qkv;
-  complete_qk_norms(arena, n, a);
+  complete_head_norms(arena, n, a);
   if (s.output_norms) acquire_output_norm(context_, arena, n, a.attention_out, a.attention_out_inv_rms);
   if (!a.mixed) {
-    a.mixed = in_room(arena, "attention", t, n, s.q_width(), room);
+    a.mixed = in_room(arena, "attention", t, n, shape_.q_width(), room);
     // Attention runs here, or again, in which case its gradient finds these.
     if (pass.batch.is_slice()) sliced_.complete(pass, a);
   }
@@ -74,20 +77,24 @@ void AttentionBlock::complete_input(Arena& arena, std::int64_t n, LayerActivatio
     a.normed1 = a.x;
 }
 
-void AttentionBlock::complete_qk_norms(Arena& arena, std::int64_t n, LayerActivations& a) const {
+void AttentionBlock::complete_head_norms(Arena& arena, std::int64_t n, LayerActivations& a) const {
   const auto complete = [&](Tensor& tensor, const char* name, std::int64_t heads) {
     if (spec_.qk_norm) acquire_if_empty(arena, tensor, name, DType::f32, {n, heads});
     if (spec_.projection_norm) acquire_if_empty(arena, tensor, name, DType::f32, {n});
   };
-  complete(a.q_inv_rms, "inverse rms of q", spec_.heads);
-  complete(a.k_inv_rms, "inverse rms of k", spec_.kv_heads);
+  complete(a.q_inv_rms, "inverse rms of q", shape_.heads);
+  complete(a.k_inv_rms, "inverse rms of k", shape_.kv_heads);
+  if (shape_.value_norm) acquire_if_empty(arena, a.v_inv_rms, "inverse rms of v", DType::f32, {n, shape_.kv_heads});
 }
 
 Tensor AttentionBlock::rope(RotatedHeads heads) const {
   const LayerRotation rotation = spec_.layer(layer_).rotation;
   if (rotation == LayerRotation::none) return {};
-  const std::int64_t positions = context_.rope.dim(0) / rope_tables(spec_);
-  return context_.rope.rows(rope_table_index(spec_, rotation, heads) * positions, positions);
+  return rope_table_of(spec_, context_.rope, rotation, heads);
+}
+
+const RopeSpec& AttentionBlock::rotation() const {
+  return spec_.layer(layer_).rotation == LayerRotation::local ? *spec_.local_rope : spec_.rope;
 }
 
 void AttentionBlock::rotate(const DecoderPass& pass, const LayerActivations& a) const {
@@ -98,10 +105,11 @@ void AttentionBlock::rotate(const DecoderPass& pass, const LayerActivations& a) 
       in = out;
       norm = {};
     }
-    if (table) ops_.rotary(pass.stream, out, in, pass.batch.positions, table, norm, spec_.rope.pairs);
+    if (table) ops_.rotary(pass.stream, out, in, pass.batch.positions, table, norm, rotation().pairs);
   };
-  turn(a.q(spec_), a.raw_q(spec_), rope(RotatedHeads::queries), p_.q_norm, a.q_inv_rms);
-  turn(a.k(spec_), a.raw_k(spec_), rope(RotatedHeads::keys), p_.k_norm, a.k_inv_rms);
+  turn(a.q(shape_), a.raw_q(shape_), rope(RotatedHeads::queries), p_.q_norm, a.q_inv_rms);
+  turn(a.k(shape_), a.raw_k(shape_), rope(RotatedHeads::keys), p_.k_norm, a.k_inv_rms);
+  if (shape_.value_norm) ops_.head_norm(pass.stream, a.v(shape_), a.raw_v(shape_), a.v_inv_rms, spec_.rms_epsilon);
 }
 
 void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& residual,
@@ -115,7 +123,7 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
     LayerActivations part = tile < n ? a.rows(first, count) : a;
     complete_input(pass.arena, count, part);
     block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, rows(residual.x, first, count),
-                rows(residual.delta, first, count));
+                rows(residual.delta, first, count), residual.scale);
     ops_.linear(stream, part.qkv, part.normed1, pass.weight(p_.qkv), pass.weight(p_.qkv_bias), Accumulate::overwrite);
   });
   rotate(pass, a);
@@ -126,9 +134,9 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
     Tensor attention = rows(a.mixed, first, count);
     if (spec_.output_gate) {
       Tensor gated = rows(a.gated, first, count);
-      acquire_if_empty(pass.arena, gated, "gated attention", context_.activations(), {count, spec_.q_width()});
-      const std::int64_t h = spec_.heads, d = spec_.head_dim;
-      ops_.sigmoid_gate(stream, {gated, 0, h, d}, {attention, 0, h, d}, gates_in(rows(a.qkv, first, count), spec_));
+      acquire_if_empty(pass.arena, gated, "gated attention", context_.activations(), {count, shape_.q_width()});
+      const std::int64_t h = shape_.heads, d = shape_.head_dim;
+      ops_.sigmoid_gate(stream, {gated, 0, h, d}, {attention, 0, h, d}, gates_in(rows(a.qkv, first, count), shape_));
       attention = gated;
     }
     ops_.linear(stream, raw ? raw : to, attention, pass.weight(p_.o), pass.weight(p_.o_bias), Accumulate::overwrite);
@@ -138,7 +146,7 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
 
 void AttentionBlock::attend(const DecoderPass& pass, const LayerActivations& a, KvCache* cache) const {
   if (pass.batch.is_slice()) return sliced_.forward(pass, a);
-  const DecoderSpec& s = spec_;
+  const AttentionShape& s = shape_;
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
   Heads k = a.k(s), v = a.v(s);

@@ -30,10 +30,13 @@ class AttentionBlock final : public MixerBlock {
 
  private:
   void complete_input(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
-  void complete_qk_norms(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
+  void complete_head_norms(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
   Tensor acquire_lse(const DecoderPass& pass) const;
   // Returns the layer's table of angles for those heads; empty if it does not rotate.
   Tensor rope(RotatedHeads heads) const;
+  // The rotation of this layer, if it rotates.
+  const RopeSpec& rotation() const;
+  // Rotates queries and keys, and norms the heads that have a norm.
   void rotate(const DecoderPass& pass, const LayerActivations& a) const;
   // Takes the gradient of what rotate() made, and writes that of what it read to dqkv.
   void rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
@@ -50,6 +53,7 @@ class AttentionBlock final : public MixerBlock {
   const DecoderSpec& spec_;
   Ops& ops_;
   const std::int64_t layer_;
+  const AttentionShape shape_;
   const ParameterIndex::Layer& p_;
   const AttentionSetup setup_;
   const SliceAttention sliced_;

@@ -8,7 +8,7 @@ namespace so {
 
 AttentionSpans AttentionSetup::spans(const DecoderPass& pass) const {
   AttentionSpans spans = pass.batch.spans;
-  spans.scale = context_.spec.score_scale();
+  spans.scale = context_.spec.score_scale(layer_);
   spans.window = context_.spec.layer(layer_).window;
   spans.sinks = pass.weight(context_.parameters(layer_).sinks);
   spans.any_order = context_.settings.any_order;
@@ -16,7 +16,7 @@ AttentionSpans AttentionSetup::spans(const DecoderPass& pass) const {
 }
 
 AttentionSize AttentionSetup::size(const AttentionSpans& spans, std::int64_t q_rows, std::int64_t k_rows) const {
-  const DecoderSpec& s = context_.spec;
+  const AttentionShape s = context_.spec.shape(layer_);
   return {q_rows,         k_rows,
           s.heads,        s.kv_heads,
           s.head_dim,     spans.documents,

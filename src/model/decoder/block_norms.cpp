@@ -1,13 +1,18 @@
 #include "model/decoder/block_norms.h"
 
+#include "base/error.h"
 #include "model/decoder/gradients.h"
 #include "model/decoder/layer_activations.h"
 
 namespace so {
 
 void block_input(const DecoderContext& context, const DecoderPass& pass, Joined norm, Tensor normed, Tensor inv_rms,
-                 Tensor sum, Tensor x, Tensor delta) {
+                 Tensor sum, Tensor x, Tensor delta, Joined scale) {
   const DecoderSpec& s = context.spec;
+  if (delta && scale) {
+    scaled_sum(context, pass, sum, x, delta, scale);
+    delta = {};
+  }
   if (!norm) {
     if (delta) context.ops.add_scaled(pass.stream, sum, x, delta, context.residual_scale());
     return;
@@ -17,6 +22,14 @@ void block_input(const DecoderContext& context, const DecoderPass& pass, Joined 
     context.ops.add_rms_norm(pass.stream, normed, sum, inv_rms, x, delta, pass.weight(norm), terms);
   else
     context.ops.add_rms_norm(pass.stream, normed, Tensor(), inv_rms, sum, Tensor(), pass.weight(norm), terms);
+}
+
+void scaled_sum(const DecoderContext& context, const DecoderPass& pass, Tensor out, Tensor x, Tensor delta,
+                Joined scale) {
+  SO_CHECK(!x || context.spec.residual_scale == 1, "two scales of the residual stream");
+  pass.weights.require_weights(0, pass.stream);
+  context.ops.scale_sum(pass.stream, out, x, delta, pass.weight(scale));
+  pass.weights.release_weights(0, pass.stream);
 }
 
 void norm_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients, Joined norm,

@@ -7,10 +7,14 @@
 
 namespace so {
 
-// Makes what a block reads: `sum` = x + residual_scale * delta, unless delta is empty and the sum is there, and the
-// norm of it, if the block has one.
+// Makes what a block reads: `sum` = x + residual_scale * delta, times `scale` if there is one, unless delta is empty
+// and the sum is there, and the norm of it, if the block has one.
 void block_input(const DecoderContext& context, const DecoderPass& pass, Joined norm, Tensor normed, Tensor inv_rms,
-                 Tensor sum, Tensor x, Tensor delta);
+                 Tensor sum, Tensor x, Tensor delta, Joined scale = {});
+// Makes out = scale * (x + delta), or with an empty x scale * delta; `out` may be the memory of either. The scales of
+// layers lie in the embedding's unit (parameters.h), which is required for it.
+void scaled_sum(const DecoderContext& context, const DecoderPass& pass, Tensor out, Tensor x, Tensor delta,
+                Joined scale);
 // Adds the gradient of block_input() to that of the residual stream.
 void block_input_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients, Joined norm,
                           Tensor sum, Tensor inv_rms, Tensor dnormed, Tensor dresidual);

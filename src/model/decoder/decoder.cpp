@@ -33,8 +33,7 @@ DecoderContext checked(DecoderContext context) {
   check_formats(context.settings.formats);
   SO_CHECK(context.settings.loss_chunk_rows > 0, "loss chunk of {} rows", context.settings.loss_chunk_rows);
   const Tensor& rope = context.rope;
-  SO_CHECK(rope.rank() == 3 && rope.dim(2) * 2 == spec.rope.rotary_dim && rope.dim(0) % rope_tables(spec) == 0,
-           "rope table");
+  SO_CHECK(rope.rank() == 1 && rope.size() % rope_width(spec) == 0, "rope table");
   return context;
 }
 
@@ -81,7 +80,7 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
     Arena::Scope of_layers(arena);
     layers.run(pass, residual, nullptr);
     head.require(pass);
-    head.norm(pass, normed, residual.x, inv_rms, residual.x, residual.delta);
+    head.norm(pass, normed, residual.x, inv_rms, residual);
   }
   head.loss(pass, normed, residual.scratch, losses);
   head.release(pass);
@@ -99,8 +98,8 @@ void Decoder::forward_logits(Stream& stream, const DeviceBatch& batch, WeightSou
   Tensor normed = arena.acquire("final normed", context.activations(), {rows, hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {rows});
   head.require(pass);
-  const Tensor x = residual.x.rows(n - rows, rows);
-  head.norm(pass, normed, x, inv_rms, x, residual.delta.rows(n - rows, rows));
+  residual = residual.rows(n - rows, rows);
+  head.norm(pass, normed, residual.x, inv_rms, residual);
   head.logits(pass, normed, logits);
   head.release(pass);
   if (cache) cache->used += n;

@@ -9,6 +9,7 @@ namespace so {
 DecoderLayer::DecoderLayer(const DecoderContext& context, std::int64_t layer)
     : context_(context),
       unit_(layer_unit(layer)),
+      scale_(context.parameters(layer).scale),
       keep_(context.keep_of(layer)),
       mixer_(make_token_mixer(context, layer)),
       mlp_(context, layer) {}
@@ -76,6 +77,7 @@ void DecoderLayer::forward(const DecoderPass& pass, const LayerActivations& kept
   pass.weights.release_weights(unit_, pass.stream);
   residual.x = a.middle;
   residual.delta = residual.scratch;
+  residual.scale = scale_;
 }
 
 void DecoderLayer::backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& kept,
@@ -85,6 +87,7 @@ void DecoderLayer::backward(const DecoderPass& pass, GradientSink& gradients, co
   const DType t = context_.activations();
   const std::int64_t n = pass.tokens(), before = mixer_tile(kept, n), behind = mlp_tile(kept, n);
   pass.weights.require_weights(unit_, pass.stream);
+  if (scale_) scaled_sum(context_, pass, dresidual, Tensor(), dresidual, scale_);
   LayerActivations a = kept;
   Tensor remade_delta;
   if (keep_ >= Keep::attention) {

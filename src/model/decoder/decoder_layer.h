@@ -36,6 +36,7 @@ class DecoderLayer {
 
   const DecoderContext& context_;
   const int unit_;
+  const Joined scale_;
   const Keep keep_;
   std::unique_ptr<const MixerBlock> mixer_;
   MlpBlock mlp_;

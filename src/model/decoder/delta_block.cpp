@@ -92,7 +92,7 @@ void DeltaBlock::forward(const DecoderPass& pass, const LayerActivations& a, con
     LayerActivations part = tile < n ? a.rows(first, count) : a;
     complete_input(pass.arena, count, part);
     block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, rows(residual.x, first, count),
-                rows(residual.delta, first, count));
+                rows(residual.delta, first, count), residual.scale);
     project(pass, part);
   });
   mix(pass, a, cache, mixed);

@@ -7,25 +7,11 @@ LayerActivations LayerActivations::rows(std::int64_t first, std::int64_t count) 
   part.lse = part.own_qkv = part.own_attention = part.gate_up = part.activated = part.router_logits = {};
   part.routing = {};
   part.shared_gate_up = part.shared_activated = part.shared_gates = {};
-  for (Tensor* tensor : {&part.x,
-                         &part.inv_rms1,
-                         &part.normed1,
-                         &part.qkv,
-                         &part.qk,
-                         &part.q_inv_rms,
-                         &part.k_inv_rms,
-                         &part.mixed,
-                         &part.gated,
-                         &part.convolved,
-                         &part.decay,
-                         &part.rate,
-                         &part.gated_inv_rms,
-                         &part.attention_out,
-                         &part.attention_out_inv_rms,
-                         &part.mlp_out,
-                         &part.mlp_out_inv_rms,
-                         &part.middle,
-                         &part.inv_rms2,
+  for (Tensor* tensor : {&part.x,       &part.inv_rms1,        &part.normed1,       &part.qkv,
+                         &part.qk,      &part.q_inv_rms,       &part.k_inv_rms,     &part.v_inv_rms,
+                         &part.mixed,   &part.gated,           &part.convolved,     &part.decay,
+                         &part.rate,    &part.gated_inv_rms,   &part.attention_out, &part.attention_out_inv_rms,
+                         &part.mlp_out, &part.mlp_out_inv_rms, &part.middle,        &part.inv_rms2,
                          &part.normed2})
     if (*tensor) *tensor = tensor->rows(first, count);
   return part;

@@ -15,18 +15,20 @@ namespace so {
 
 // The parts of attention's projections, or of their gradient. With a gate of attention's output each head's queries are
 // followed by its gate.
-inline Heads queries_in(Tensor qkv, const DecoderSpec& s) {
+inline Heads queries_in(Tensor qkv, const AttentionShape& s) {
   return {qkv, 0, s.heads, s.head_dim, s.output_gate ? 2 * s.head_dim : 0};
 }
-inline Heads gates_in(Tensor qkv, const DecoderSpec& s) {
+inline Heads gates_in(Tensor qkv, const AttentionShape& s) {
   return {qkv, s.head_dim, s.heads, s.head_dim, 2 * s.head_dim};
 }
-inline Heads keys_in(Tensor qkv, const DecoderSpec& s) { return {qkv, s.projected_q_width(), s.kv_heads, s.head_dim}; }
-inline Heads values_in(Tensor qkv, const DecoderSpec& s) {
-  return {qkv, s.projected_q_width() + s.kv_width(), s.kv_heads, s.head_dim};
+inline Heads keys_in(Tensor qkv, const AttentionShape& s) {
+  return {qkv, s.projected_q_width(), s.kv_heads, s.head_dim};
+}
+inline Heads values_in(Tensor qkv, const AttentionShape& s) {
+  return {qkv, s.projected_q_width() + (s.keys_are_values ? 0 : s.kv_width()), s.kv_heads, s.head_dim};
 }
 
-// Queries and keys, rotated, and values, or their gradient.
+// Queries and keys, rotated, and values, normed if there is a norm of them; or their gradient.
 struct AttentionHeads {
   Heads q, k, v;
 };
@@ -36,10 +38,12 @@ struct AttentionHeads {
 struct LayerActivations {
   Tensor x, inv_rms1, normed1;  // residual stream into the layer, T [N, H]; f32 [N]; T [N, H], or x without a norm
   Tensor qkv;  // projections, T [N, projected_width]; attention's q and k rotated in place without a norm of them
-  Tensor qk, q_inv_rms, k_inv_rms;  // with such a norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
-  Tensor mixed;                     // what attention or the delta rule makes, T [N, mixed_width]
-  Tensor lse;                       // of attention, f32 [heads, N], of a slice the own heads' of all tokens
-  Tensor gated;                     // T [N, mixed_width], if the layer has a gate there
+  // With such a norm: rotated q and k, T [N, q_width + kv_width], and behind them v if that has one too; else qk is
+  // qkv.
+  Tensor qk, q_inv_rms, k_inv_rms, v_inv_rms;
+  Tensor mixed;  // what attention or the delta rule makes, T [N, mixed_width]
+  Tensor lse;    // of attention, f32 [heads, N], of a slice the own heads' of all tokens
+  Tensor gated;  // T [N, mixed_width], if the layer has a gate there
   // A delta layer has these: q, k and v behind the convolution, T [N, convolved_width]; the others f32 [N, v_heads].
   Tensor convolved, decay, rate, gated_inv_rms;
   // Of a slice: what attention reads and makes, of this rank's heads and all tokens. Never kept.
@@ -53,12 +57,15 @@ struct LayerActivations {
   // Of a shared expert: T [N, 2 shared_intermediate], T [N, shared_intermediate], f32 [N].
   Tensor shared_gate_up, shared_activated, shared_gates;
 
-  Heads raw_q(const DecoderSpec& s) const { return queries_in(qkv, s); }
-  Heads raw_k(const DecoderSpec& s) const { return keys_in(qkv, s); }
-  Heads q(const DecoderSpec& s) const { return {qk, 0, s.heads, s.head_dim}; }
-  Heads k(const DecoderSpec& s) const { return {qk, s.q_width(), s.kv_heads, s.head_dim}; }
-  Heads v(const DecoderSpec& s) const { return values_in(qkv, s); }
-  Heads attention_heads(const DecoderSpec& s) const { return {mixed, 0, s.heads, s.head_dim}; }
+  Heads raw_q(const AttentionShape& s) const { return queries_in(qkv, s); }
+  Heads raw_k(const AttentionShape& s) const { return keys_in(qkv, s); }
+  Heads raw_v(const AttentionShape& s) const { return values_in(qkv, s); }
+  Heads q(const AttentionShape& s) const { return {qk, 0, s.heads, s.head_dim}; }
+  Heads k(const AttentionShape& s) const { return {qk, s.q_width(), s.kv_heads, s.head_dim}; }
+  Heads v(const AttentionShape& s) const {
+    return s.value_norm ? Heads{qk, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim} : raw_v(s);
+  }
+  Heads attention_heads(const AttentionShape& s) const { return {mixed, 0, s.heads, s.head_dim}; }
 
   // Those of `count` tokens from `first` on, as far as they are there. What stands between the MLP's products, or has
   // no rows of tokens, is left out.

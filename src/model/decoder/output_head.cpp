@@ -19,11 +19,11 @@ void OutputHead::release(const DecoderPass& pass) const {
   if (context_.spec.tied_embeddings) pass.weights.release_weights(0, pass.stream);
 }
 
-void OutputHead::norm(const DecoderPass& pass, Tensor normed, Tensor sum, Tensor inv_rms, Tensor x,
-                      Tensor delta) const {
+void OutputHead::norm(const DecoderPass& pass, Tensor normed, Tensor sum, Tensor inv_rms,
+                      const ResidualStream& residual) const {
   const DecoderSpec& s = context_.spec;
-  context_.ops.add_rms_norm(pass.stream, normed, sum, inv_rms, x, delta, pass.weights.weight(context_.index.final_norm),
-                            {s.rms_epsilon, s.norm_offset, context_.residual_scale()});
+  block_input(context_, pass, {context_.index.final_norm, 1}, normed, inv_rms, sum, residual.x, residual.delta,
+              residual.scale);
   if (const auto scale = static_cast<float>(s.logits_scale); scale != 1)
     context_.ops.add_scaled(pass.stream, normed, Tensor(), normed, scale);
 }
@@ -36,6 +36,7 @@ Ops::LinearCrossEntropy OutputHead::loss_call(const DecoderPass& pass, Tensor no
   loss.targets = pass.batch.targets;
   loss.losses = losses;
   loss.label_smoothing = context_.settings.label_smoothing;
+  loss.soft_cap = static_cast<float>(context_.spec.logits_cap);
   loss.rows = pass.batch.loss_rows;
   if (loss.rows) loss.gathered = gathered;
   return loss;
@@ -60,6 +61,8 @@ void OutputHead::loss(const DecoderPass& pass, Tensor normed, Tensor gathered, T
 void OutputHead::logits(const DecoderPass& pass, Tensor normed, Tensor logits) const {
   context_.ops.linear(pass.stream, logits, normed, pass.weights.weight(context_.index.lm_head), Tensor(),
                       Accumulate::overwrite);
+  if (const auto cap = static_cast<float>(context_.spec.logits_cap); cap > 0)
+    context_.ops.soft_cap(pass.stream, logits, cap);
 }
 
 void OutputHead::forward_backward(const DecoderPass& pass, GradientSink& gradients, const ResidualStream& residual,
@@ -79,7 +82,7 @@ void OutputHead::forward_backward(const DecoderPass& pass, GradientSink& gradien
   Tensor normed = arena.acquire("final normed", t, {n, s.hidden});
   const Tensor dnormed = dresidual;  // first the gradient of the norm's output, then of its input
   require(pass);
-  norm(pass, normed, x, inv_rms, residual.x, residual.delta);
+  norm(pass, normed, x, inv_rms, residual);
   // The last block's output is of no other use once the norm has read it.
   Ops::LinearCrossEntropy loss = loss_call(pass, normed, residual.scratch, losses);
   loss.dhidden = dnormed;

@@ -14,8 +14,9 @@ class OutputHead {
   // embedding's where it is the output projection too.
   void require(const DecoderPass& pass) const;
   void release(const DecoderPass& pass) const;
-  // Computes `sum` = x + residual_scale * delta and `normed`, its norm times the scale of the logits; inv_rms: f32 [n].
-  void norm(const DecoderPass& pass, Tensor normed, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta) const;
+  // Computes the `sum` of the residual stream, which may be its x, and `normed`, the norm of it times the scale of the
+  // logits; inv_rms: f32 [n].
+  void norm(const DecoderPass& pass, Tensor normed, Tensor sum, Tensor inv_rms, const ResidualStream& residual) const;
   // Writes the losses, f32 [N], of the logits alone. `gathered`, T [N, H], is overwritten if the batch says which rows
   // have a target.
   void loss(const DecoderPass& pass, Tensor normed, Tensor gathered, Tensor losses) const;

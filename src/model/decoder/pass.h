@@ -35,8 +35,8 @@ struct DecoderPass {
   Tensor weight(Joined p) const { return p ? weights.weight(p.first, p.count) : Tensor(); }
 };
 
-// The residual stream between layers, as x + residual_scale * delta: the next norm makes the sum. All T [N, H], in the
-// arena. Layers write to `scratch` and `middle`, in backward too.
+// The residual stream between layers, as x + residual_scale * delta, times the layer's scale if there is one: the next
+// norm makes the sum. All T [N, H], in the arena. Layers write to `scratch` and `middle`, in backward too.
 struct ResidualStream {
   // `scratch` lasts as long as the caller's scope of the arena.
   ResidualStream(Arena& arena, DType activations, std::int64_t tokens, std::int64_t hidden)
@@ -45,6 +45,15 @@ struct ResidualStream {
   Tensor delta;    // empty where x is the whole stream: below the first layer, and in backward
   Tensor scratch;  // where blocks write what they add
   Tensor middle;   // where layers that do not keep theirs put the stream after attention; empty if there are none
+  Joined scale{};  // what multiplies the sum, if there is a delta; empty: nothing does
+
+  // Those of `count` tokens from `first` on, of what there is.
+  ResidualStream rows(std::int64_t first, std::int64_t count) const {
+    ResidualStream part = *this;
+    for (Tensor* tensor : {&part.x, &part.delta, &part.scratch, &part.middle})
+      if (*tensor) *tensor = tensor->rows(first, count);
+    return part;
+  }
 };
 
 }  // namespace so

@@ -6,42 +6,42 @@ namespace so {
 
 SliceAttention::SliceAttention(const DecoderContext& context, std::int64_t layer)
     : context_(context),
-      spec_(context.spec),
+      shape_(context.spec.shape(layer)),
       ops_(context.ops),
       sinks_(context.parameters(layer).sinks),
       setup_(context, layer),
       messages_(context) {}
 
-RankHeads SliceAttention::own_heads() const { return rank_heads(spec_, messages_.rank(), messages_.ranks()); }
+RankHeads SliceAttention::own_heads() const { return rank_heads(shape_, messages_.rank(), messages_.ranks()); }
 
-std::int64_t SliceAttention::own_width() const { return (own_heads().q + 2 * own_heads().kv) * spec_.head_dim; }
+std::int64_t SliceAttention::own_width() const { return (own_heads().q + 2 * own_heads().kv) * shape_.head_dim; }
 
 void SliceAttention::qkv_to_heads(const DecoderPass& pass, const LayerActivations& a, Tensor all) const {
-  const std::int64_t d = spec_.head_dim;
+  const std::int64_t d = shape_.head_dim;
   messages_.to_heads(pass, all, [&](Tensor part, int rank) {
-    const RankHeads heads = rank_heads(spec_, rank, messages_.ranks());
+    const RankHeads heads = rank_heads(shape_, rank, messages_.ranks());
     std::int64_t column = 0;
     const auto put = [&](Heads from, std::int64_t first, std::int64_t count) {
       ops_.copy_heads(pass.stream, {part, column, count, d}, {from.rows, from.offset + first * d, count, d});
       column += count * d;
     };
-    put(a.q(spec_), heads.first_q, heads.q);
-    put(a.k(spec_), heads.first_kv, heads.kv);
-    put(a.v(spec_), heads.first_kv, heads.kv);
+    put(a.q(shape_), heads.first_q, heads.q);
+    put(a.k(shape_), heads.first_kv, heads.kv);
+    put(a.v(shape_), heads.first_kv, heads.kv);
   });
 }
 
 void SliceAttention::attention_to_heads(const DecoderPass& pass, Tensor attention, Tensor all) const {
   messages_.to_heads(pass, all, [&](Tensor part, int rank) {
-    const RankHeads heads = rank_heads(spec_, rank, messages_.ranks());
-    ops_.copy_heads(pass.stream, {part, 0, heads.q, spec_.head_dim},
-                    {attention, heads.first_q * spec_.head_dim, heads.q, spec_.head_dim});
+    const RankHeads heads = rank_heads(shape_, rank, messages_.ranks());
+    ops_.copy_heads(pass.stream, {part, 0, heads.q, shape_.head_dim},
+                    {attention, heads.first_q * shape_.head_dim, heads.q, shape_.head_dim});
   });
 }
 
 Ops::Attention SliceAttention::own_attention(const DecoderPass& pass, const LayerActivations& a) const {
   const RankHeads own = own_heads();
-  const std::int64_t d = spec_.head_dim;
+  const std::int64_t d = shape_.head_dim;
   AttentionSpans spans = setup_.spans(pass);
   if (spans.sinks) spans.sinks = spans.sinks.rows(own.first_q, own.q);
   return {.out = {a.own_attention, 0, own.q, d},
@@ -64,11 +64,11 @@ void SliceAttention::complete(const DecoderPass& pass, LayerActivations& a) cons
   const std::int64_t all = pass.batch.all_tokens();
   if (!a.own_qkv) a.own_qkv = pass.arena.acquire("qkv of own heads", t, {all, own_width()});
   if (!a.own_attention)
-    a.own_attention = pass.arena.acquire("attention of own heads", t, {all, own_heads().q * spec_.head_dim});
+    a.own_attention = pass.arena.acquire("attention of own heads", t, {all, own_heads().q * shape_.head_dim});
 }
 
 void SliceAttention::forward(const DecoderPass& pass, LayerActivations a) const {
-  const std::int64_t n = pass.tokens(), d = spec_.head_dim;
+  const std::int64_t n = pass.tokens(), d = shape_.head_dim;
   Arena::Scope scope(pass.arena);
   complete(pass, a);
   qkv_to_heads(pass, a, a.own_qkv);
@@ -82,7 +82,7 @@ void SliceAttention::forward(const DecoderPass& pass, LayerActivations a) const 
   const Tensor packed = pass.arena.acquire("slice of ranks", context_.activations(), {ranks * n, own_heads().q * d});
   messages_.to_slices(pass, packed, a.own_attention);
   for (int r = 0; r < ranks; ++r) {
-    const RankHeads heads = rank_heads(spec_, r, ranks);
+    const RankHeads heads = rank_heads(shape_, r, ranks);
     ops_.copy_heads(pass.stream, {a.mixed, heads.first_q * d, heads.q, d}, {packed.rows(r * n, n), 0, heads.q, d});
   }
 }
@@ -90,7 +90,7 @@ void SliceAttention::forward(const DecoderPass& pass, LayerActivations a) const 
 void SliceAttention::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor dattention,
                               const AttentionHeads& gradient) const {
   const RankHeads own = own_heads();
-  const std::int64_t all = pass.batch.all_tokens(), d = spec_.head_dim;
+  const std::int64_t all = pass.batch.all_tokens(), d = shape_.head_dim;
   const DType t = context_.activations();
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
@@ -131,7 +131,7 @@ void SliceAttention::backward(const DecoderPass& pass, GradientSink& gradients, 
 
 // A key and value head that several ranks have gets the sum of their gradients, in rank order.
 void SliceAttention::unpack_gradient(const DecoderPass& pass, Tensor packed, const AttentionHeads& gradient) const {
-  const std::int64_t n = pass.tokens(), d = spec_.head_dim;
+  const std::int64_t n = pass.tokens(), d = shape_.head_dim;
   const int ranks = messages_.ranks();
   const auto move = [&](Heads to, std::int64_t first, Tensor from, std::int64_t column, std::int64_t heads) {
     ops_.copy_heads(pass.stream, {to.rows, to.offset + first * d, heads, d}, {from, column, heads, d});
@@ -144,7 +144,7 @@ void SliceAttention::unpack_gradient(const DecoderPass& pass, Tensor packed, con
     other = pass.arena.acquire("gradient of shared heads", context_.activations(), {n, 2 * d});
   }
   for (int r = 0; r < ranks; ++r) {
-    const RankHeads heads = rank_heads(spec_, r, ranks);
+    const RankHeads heads = rank_heads(shape_, r, ranks);
     const Tensor part = packed.rows(r * n, n);
     move(gradient.q, heads.first_q, part, 0, heads.q);
     Tensor keys = part;

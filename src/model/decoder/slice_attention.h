@@ -39,7 +39,7 @@ class SliceAttention {
   void unpack_gradient(const DecoderPass& pass, Tensor packed, const AttentionHeads& gradient) const;
 
   const DecoderContext& context_;
-  const DecoderSpec& spec_;
+  const AttentionShape shape_;
   Ops& ops_;
   const Joined sinks_;
   const AttentionSetup setup_;

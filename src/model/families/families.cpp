@@ -18,11 +18,11 @@
 namespace so {
 namespace {
 
-constexpr std::array families{&llama_family,   &mistral_family,     &phi3_family,      &qwen2_family,
-                              &qwen3_family,   &qwen3_moe_family,   &seed_oss_family,  &gpt_oss_family,
-                              &mixtral_family, &smollm3_family,     &olmo2_family,     &olmo3_family,
-                              &granite_family, &glm4_family,        &gemma3_family,    &ministral3_family,
-                              &qwen3_5_family, &qwen3_5_moe_family, &qwen3_next_family};
+constexpr std::array families{&llama_family,   &mistral_family,     &phi3_family,       &qwen2_family,
+                              &qwen3_family,   &qwen3_moe_family,   &seed_oss_family,   &gpt_oss_family,
+                              &mixtral_family, &smollm3_family,     &olmo2_family,      &olmo3_family,
+                              &granite_family, &glm4_family,        &gemma3_family,     &ministral3_family,
+                              &qwen3_5_family, &qwen3_5_moe_family, &qwen3_next_family, &gemma4_family};
 
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;
@@ -141,8 +141,6 @@ void read_rotations_by_type(const ConfigReader& config, const Family& family, De
   }
   spec.rope = read_rotation(config, global, "rope_theta", family.rope_theta, family, spec);
   spec.local_rope = read_rotation(config, local, family.local_theta_key, family.local_rope_theta, family, spec);
-  if (spec.local_rope->rotary_dim != spec.rope.rotary_dim)
-    config.refuse("rope_parameters", "partial_rotary_factor must be the same for all layers");
   if (spec.rope.scaling == RopeScaling::longrope && spec.local_rope->scaling == RopeScaling::longrope &&
       spec.rope.original_positions != spec.local_rope->original_positions)
     config.refuse("rope_parameters", "original_max_position_embeddings must be the same for all layers");
@@ -183,6 +181,8 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   constexpr std::int64_t most_experts = 1024, most_experts_per_token = 32, most_expert_lists = 400'000;
   const char* const experts_key = config.has("num_experts") ? "num_experts" : "num_local_experts";
   require_at_most(config, "head_dim", s.head_dim, widest / s.heads);
+  const AttentionShape global = s.shape(s.layers - 1);
+  require_at_most(config, "global_head_dim", global.head_dim, widest / s.heads);
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
   require_at_most(config, experts_key, s.experts.count, most_experts);
   require_at_most(config, "linear_num_key_heads", s.delta.k_heads, widest);
@@ -200,10 +200,12 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
                                            s.experts.count, s.layers, most_expert_lists));
   const double mlp = std::max(
       real(s.intermediate), real(s.experts.count) * real(s.experts.intermediate) + real(s.experts.shared_intermediate));
-  const double parameters =
-      real(s.layers) * real(s.hidden) *
-          (real(s.q_width()) + real(s.qkv_width()) + real(s.delta.projected_width() + s.delta.v_width()) + 3 * mlp) +
-      real(s.vocab) * real(s.hidden);
+  std::int64_t attention = 0;
+  for (std::int64_t i = 0; i < s.layers; ++i)
+    attention = std::max(attention, s.shape(i).q_width() + s.shape(i).qkv_width());
+  const double parameters = real(s.layers) * real(s.hidden) *
+                                (real(attention) + real(s.delta.projected_width() + s.delta.v_width()) + 3 * mlp) +
+                            real(s.vocab) * real(s.hidden);
   if (parameters > most_parameters)
     config.refuse("num_hidden_layers",
                   fmt::format("with the other sizes this makes {:.1e} parameters; some size is wrong", parameters));
@@ -352,7 +354,7 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   }
   if (spec.head_dim % 2 != 0) config.refuse("head_dim", "must be even");
   require_countable(config, spec);
-  read_rope(config, *family, spec);
+  family->read_rotations != nullptr ? family->read_rotations(config, spec) : read_rope(config, *family, spec);
   return spec;
 }
 

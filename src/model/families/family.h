@@ -18,6 +18,7 @@ class ConfigReader;
 // (expert_*) or as one (experts_*); a family whose files have either names both.
 enum class Role : std::uint8_t {
   embedding,
+  layer_scale,  // one for each layer, in the embedding's unit
   input_norm,
   q,
   k,
@@ -108,6 +109,8 @@ struct Family {
   // Layers with a window have a rotation of their own, whose theta stands under this key beside rope_theta.
   std::string_view local_theta_key{};
   double local_rope_theta = 10000;  // without the key
+  // Reads the rotations, after `read`; null: as most families have them (families.cpp).
+  void (*read_rotations)(const ConfigReader& config, DecoderSpec& spec) = nullptr;
   std::string_view activation_key = "hidden_act", activation = "silu";
   bool yarn_means_longrope = false;  // in old files
   bool reads_dropout = false;        // has its own word on attention_dropout
@@ -119,7 +122,7 @@ struct Family {
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     seed_oss_family, gpt_oss_family, ministral3_family, mixtral_family, smollm3_family, olmo2_family, olmo3_family,
-    granite_family, glm4_family, gemma3_family, qwen3_5_family, qwen3_5_moe_family, qwen3_next_family;
+    granite_family, glm4_family, gemma3_family, qwen3_5_family, qwen3_5_moe_family, qwen3_next_family, gemma4_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();

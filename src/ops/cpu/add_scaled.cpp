@@ -27,6 +27,16 @@ void add_scaled_as(T* out, const T* x, const T* delta, float scale, std::int64_t
 }
 
 template <class T>
+void scale_sum_as(T* out, const T* x, const T* delta, const T* factor, std::int64_t begin, std::int64_t end) {
+  const float scale = static_cast<float>(*factor);
+  for_row(end - begin, [=](auto d, std::int64_t i) HWY_ATTR {
+    const auto at = begin + i;
+    const auto sum = x ? hn::Add(load(d, x + at), load(d, delta + at)) : load(d, delta + at);
+    store(d, hn::Mul(sum, hn::Set(d, scale)), out + at);
+  });
+}
+
+template <class T>
 void add_gradient_as(T* dw, const float* sum, bool add, std::int64_t begin, std::int64_t end) {
   for_row(end - begin, [=](auto d, std::int64_t i) HWY_ATTR {
     const auto at = begin + i;
@@ -47,6 +57,14 @@ void add_scaled_elements(Tensor out, Tensor x, Tensor delta, float scale, std::i
   out.dtype() == DType::bf16 ? elements(static_cast<bf16*>(nullptr)) : elements(static_cast<float*>(nullptr));
 }
 
+void scale_sum_elements(Tensor out, Tensor x, Tensor delta, Tensor factor, std::int64_t begin, std::int64_t end) {
+  const auto elements = [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    scale_sum_as<T>(out.as<T>(), x ? x.as<T>() : nullptr, delta.as<T>(), factor.as<T>(), begin, end);
+  };
+  out.dtype() == DType::bf16 ? elements(static_cast<bf16*>(nullptr)) : elements(static_cast<float*>(nullptr));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace so::rows
 HWY_AFTER_NAMESPACE();
@@ -58,6 +76,7 @@ namespace {
 
 HWY_EXPORT(add_scaled_elements);
 HWY_EXPORT(add_gradient_elements);
+HWY_EXPORT(scale_sum_elements);
 
 void add_scaled(ThreadPool& pool, const Tensor& out, const Tensor& x, const Tensor& delta, float scale) {
   pool.parallel_for(out.size(), kElementsPerPiece, [&](std::int64_t begin, std::int64_t end) {
@@ -68,6 +87,12 @@ void add_scaled(ThreadPool& pool, const Tensor& out, const Tensor& x, const Tens
 void add_gradient(ThreadPool& pool, const Tensor& dw, const Tensor& sum, bool add) {
   pool.parallel_for(dw.size(), kElementsPerPiece, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(add_gradient_elements)(dw, sum, add, begin, end);
+  });
+}
+
+void scale_sum(ThreadPool& pool, const Tensor& out, const Tensor& x, const Tensor& delta, const Tensor& factor) {
+  pool.parallel_for(out.size(), kElementsPerPiece, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(scale_sum_elements)(out, x, delta, factor, begin, end);
   });
 }
 
@@ -86,6 +111,13 @@ void CpuOps::add_scaled(Stream& stream, Tensor out, Tensor x, Tensor delta, floa
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("add_scaled", WorkCategory::memory_bound,
                       [=, &pool] { rows::add_scaled(pool, out, x, delta, scale); });
+}
+
+void CpuOps::scale_sum(Stream& stream, Tensor out, Tensor x, Tensor delta, Tensor factor) {
+  expect_scale_sum(out, x, delta, factor);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue("scale_sum", WorkCategory::memory_bound,
+                      [=, &pool] { rows::scale_sum(pool, out, x, delta, factor); });
 }
 
 }  // namespace so

@@ -57,6 +57,15 @@ double mean_margin(const float* logits, std::int64_t count, float largest) {
   return sum / static_cast<double>(count);
 }
 
+// logits = cap tanh(logits / cap); `slopes`, unless null, receives the derivative.
+void cap_row(float* logits, float* slopes, std::int64_t count, float cap) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float t = std::tanh(logits[i] / cap);
+    logits[i] = cap * t;
+    if (slopes != nullptr) slopes[i] = (1 - t) * (1 + t);
+  }
+}
+
 // Turns a row of logits into its loss and, when wanted, its gradient scale * (softmax - q), where the distribution q
 // has `smoothing` spread over the whole row and the rest at the target.
 float loss_row(float* logits, std::int64_t count, std::int64_t target, float scale, float smoothing,
@@ -142,10 +151,13 @@ void chunk(ThreadPool& pool, const Ops::LinearCrossEntropy& a, std::span<const s
   const auto* targets = a.targets.as<const std::int32_t>();
   auto* losses = a.losses.as<float>();
   pool.parallel_for(count, logits_grain, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> slopes(static_cast<std::size_t>(a.soft_cap > 0 && backward ? shape.vocabulary : 0));
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t n = rows[static_cast<std::size_t>(i)];
       float* row = logits + i * shape.vocabulary;
+      if (a.soft_cap > 0) cap_row(row, slopes.empty() ? nullptr : slopes.data(), shape.vocabulary, a.soft_cap);
       losses[n] = loss_row(row, shape.vocabulary, targets[n], a.grad_scale, a.label_smoothing, backward);
+      for (std::size_t v = 0; v < slopes.size(); ++v) row[v] *= slopes[v];
       if (backward && type == DType::bf16) narrow_in_place(row, shape.vocabulary);
     }
   });
@@ -197,6 +209,15 @@ void linear_cross_entropy(ThreadPool& pool, const Ops::LinearCrossEntropy& a, Bf
     chunk(pool, a, std::span(rows).subspan(begin, std::min(limit, rows.size() - begin)), add, path);
     add = true;
   }
+}
+
+void CpuOps::soft_cap(Stream& stream, Tensor logits, float cap) {
+  expect_soft_cap(logits, cap);
+  cpu(stream).enqueue("soft_cap", WorkCategory::memory_bound, [=, &pool = cpu(stream).pool()] {
+    pool.parallel_for(logits.dim(0), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t n = begin; n < end; ++n) cap_row(logits.rows(n, 1).as<float>(), nullptr, logits.dim(1), cap);
+    });
+  });
 }
 
 void CpuOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& args) {

@@ -37,6 +37,21 @@ __global__ void __launch_bounds__(threads) add_gradient_kernel(T* dw, const floa
   store<N>(dw + i, own);
 }
 
+// The factor is read from the device's memory: the host does not know it.
+template <class T, int N>
+__global__ void __launch_bounds__(threads)
+    scale_sum_kernel(T* out, const T* x, const T* delta, const T* factor, std::int64_t count) {
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x) * N;
+  if (i >= count) return;
+  const float scale = to_float(*factor);
+  float sum[N], d[N];
+  load<N>(d, delta + i);
+  if (x) load<N>(sum, x + i);
+#pragma unroll
+  for (int j = 0; j < N; ++j) sum[j] = scale * (x ? sum[j] + d[j] : d[j]);
+  store<N>(out + i, sum);
+}
+
 }  // namespace
 
 void CudaOps::add_gradient(Stream& stream, Tensor dw, Tensor sum, Accumulate mode) {
@@ -73,6 +88,24 @@ void CudaOps::add_scaled(Stream& stream, Tensor out, Tensor x, Tensor delta, flo
       add_scaled_kernel<T, 1><<<blocks_for(count, threads), threads, 0, on>>>(to, from, d, scale, count);
   });
   SO_CUDA_LAUNCHED(op);
+}
+
+void CudaOps::scale_sum(Stream& stream, Tensor out, Tensor x, Tensor delta, Tensor factor) {
+  expect_scale_sum(out, x, delta, factor);
+  const cudaStream_t on = enter(stream);
+  const std::int64_t count = out.size();
+  if (count == 0) return;
+  with_type(out.dtype(), [&]<class T> {
+    auto* to = static_cast<T*>(out.data());
+    const auto *from = static_cast<const T*>(x.data()), *d = static_cast<const T*>(delta.data());
+    const auto* by = static_cast<const T*>(factor.data());
+    constexpr int N = pack_size<T>;
+    if (rows_aligned<T, N>(count, to, from, d))
+      scale_sum_kernel<T, N><<<blocks_for(count, threads * N), threads, 0, on>>>(to, from, d, by, count);
+    else
+      scale_sum_kernel<T, 1><<<blocks_for(count, threads), threads, 0, on>>>(to, from, d, by, count);
+  });
+  SO_CUDA_LAUNCHED("scale_sum");
 }
 
 }  // namespace so

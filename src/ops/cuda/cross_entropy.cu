@@ -40,13 +40,16 @@ __device__ inline Sum warp_join(Sum x) {
   return x;
 }
 
+// cap tanh(x / cap).
+__device__ inline float capped(float x, float cap) { return cap * tanhf(x / cap); }
+
 // A block a row of logits, which belongs to row `rows[...]` of losses and targets, or without `rows` to its own: the
 // loss, and with BACKWARD the row becomes the gradient of grad_scale * loss. With SMOOTH, `smoothing` of the target's
-// weight is spread over the vocabulary.
-template <class T, int N, bool BACKWARD, bool SMOOTH>
+// weight is spread over the vocabulary; with CAP, logits are soft-capped at `cap` when they are read.
+template <class T, int N, bool BACKWARD, bool SMOOTH, bool CAP>
 __global__ void __launch_bounds__(threads)
     loss_kernel(float* losses, T* logits, const std::int32_t* targets, const std::int32_t* rows, std::int64_t stride,
-                std::int64_t vocabulary, float grad_scale, float smoothing) {
+                std::int64_t vocabulary, float grad_scale, float smoothing, float cap) {
   __shared__ Sum shared[threads / warp];
   __shared__ float logit_sums[threads / warp];
   __shared__ float target_logit;
@@ -69,6 +72,10 @@ __global__ void __launch_bounds__(threads)
   for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * N; i < vocabulary; i += threads * N) {
     float x[N], largest = -INFINITY, sum = 0;
     load<N>(x, row + i);
+    if constexpr (CAP) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) x[j] = capped(x[j], cap);
+    }
     if constexpr (SMOOTH) {
 #pragma unroll
       for (int j = 0; j < N; ++j)
@@ -90,7 +97,7 @@ __global__ void __launch_bounds__(threads)
     for (int j = 0; j < N; ++j)
       if (isnan(x[j])) mine.sum = x[j];
   }
-  if (threadIdx.x == 0) target_logit = to_float(row[target]);
+  if (threadIdx.x == 0) target_logit = CAP ? capped(to_float(row[target]), cap) : to_float(row[target]);
   mine = warp_join<T>(mine);
   if (threadIdx.x % warp == 0) shared[threadIdx.x / warp] = mine;
   if constexpr (SMOOTH) {
@@ -116,9 +123,11 @@ __global__ void __launch_bounds__(threads)
       load<N>(x, row + i);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        x[j] = exponential<T>(x[j] - all.largest) * scale;
+        const float t = CAP ? tanhf(x[j] / cap) : 0.0f, slope = (1 - t) * (1 + t);
+        x[j] = exponential<T>((CAP ? cap * t : x[j]) - all.largest) * scale;
         if constexpr (SMOOTH) x[j] -= uniform;
         if (i + j == target) x[j] -= at_target;
+        if constexpr (CAP) x[j] *= slope;
       }
       store<N>(row + i, x);
     }
@@ -127,19 +136,38 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, int N>
 void launch_loss(cudaStream_t on, float* losses, Tensor logits, std::int64_t vocabulary, const std::int32_t* targets,
-                 const std::int32_t* rows, bool backward, float grad_scale, float smoothing) {
-  const auto plain = backward ? loss_kernel<T, N, true, false> : loss_kernel<T, N, false, false>;
-  const auto smooth = backward ? loss_kernel<T, N, true, true> : loss_kernel<T, N, false, true>;
+                 const std::int32_t* rows, bool backward, float grad_scale, float smoothing, float cap) {
+  const auto pick = [&]<bool SMOOTH, bool CAP> {
+    return backward ? loss_kernel<T, N, true, SMOOTH, CAP> : loss_kernel<T, N, false, SMOOTH, CAP>;
+  };
+  const auto smooth = cap > 0 ? pick.template operator()<true, true>() : pick.template operator()<true, false>();
+  const auto plain = cap > 0 ? pick.template operator()<false, true>() : pick.template operator()<false, false>();
   const auto kernel = smoothing > 0 ? smooth : plain;
   kernel<<<blocks_for(logits.dim(0), 1), threads, 0, on>>>(losses, static_cast<T*>(logits.data()), targets, rows,
-                                                           logits.dim(1), vocabulary, grad_scale, smoothing);
+                                                           logits.dim(1), vocabulary, grad_scale, smoothing, cap);
   SO_CUDA_LAUNCHED("linear_cross_entropy");
+}
+
+constexpr int cap_threads = 256;
+
+__global__ void __launch_bounds__(cap_threads) soft_cap_kernel(float* logits, float cap, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * cap_threads + threadIdx.x;
+  if (i < count) logits[i] = capped(logits[i], cap);
 }
 
 // Below this share of rows with a target it pays to gather them.
 constexpr double gather_share = 0.95;
 
 }  // namespace
+
+void CudaOps::soft_cap(Stream& stream, Tensor logits, float cap) {
+  expect_soft_cap(logits, cap);
+  const cudaStream_t on = enter(stream);
+  const std::int64_t count = logits.size();
+  if (count == 0) return;
+  soft_cap_kernel<<<blocks_for(count, cap_threads), cap_threads, 0, on>>>(logits.as<float>(), cap, count);
+  SO_CUDA_LAUNCHED("soft_cap");
+}
 
 void CudaOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& a) {
   const DType type = a.hidden.dtype();
@@ -178,7 +206,7 @@ void CudaOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& a) 
       const bool packs = rows_aligned<T, N>(stride, static_cast<const T*>(logits.data()));
       const auto launch = packs ? launch_loss<T, N> : launch_loss<T, 1>;
       launch(on, a.losses.as<float>() + first, logits, vocabulary, a.targets.as<std::int32_t>() + first, indices,
-             backward, a.grad_scale, a.label_smoothing);
+             backward, a.grad_scale, a.label_smoothing, a.soft_cap);
     });
     if (!backward) continue;
     if (a.dweight)

@@ -30,8 +30,11 @@ class CudaOps final : public Ops {
   void projection_norm_grad(Stream&, const ProjectionNormGrad&) override;
   void add_gradient(Stream&, Tensor dw, Tensor sum, Accumulate) override;
   void add_scaled(Stream&, Tensor out, Tensor x, Tensor delta, float scale) override;
+  void scale_sum(Stream&, Tensor out, Tensor x, Tensor delta, Tensor factor) override;
   void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm, RotaryPairs pairs) override;
   void rotary_grad(Stream&, const RotaryGrad&) override;
+  void head_norm(Stream&, Heads out, Heads in, Tensor inv_rms, float epsilon) override;
+  void head_norm_grad(Stream&, const HeadNormGrad&) override;
   void copy_heads(Stream&, Heads out, Heads in) override;
   void attention(Stream&, const Attention&) override;
   void attention_grad(Stream&, const AttentionGrad&) override;
@@ -66,6 +69,7 @@ class CudaOps final : public Ops {
   void expert_activation_grad(Stream&, const ExpertActivationGrad&) override;
   void row_gate(Stream&, Tensor gates, Tensor x, Tensor weight) override;
   void row_gate_grad(Stream&, const RowGateGrad&) override;
+  void soft_cap(Stream&, Tensor logits, float cap) override;
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;
   void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) override;
 

@@ -24,8 +24,11 @@ class DryOps final : public Ops {
   void projection_norm_grad(Stream&, const ProjectionNormGrad&) override {}
   void add_gradient(Stream&, Tensor, Tensor, Accumulate) override {}
   void add_scaled(Stream&, Tensor, Tensor, Tensor, float) override {}
+  void scale_sum(Stream&, Tensor, Tensor, Tensor, Tensor) override {}
   void rotary(Stream&, Heads, Heads, Tensor, Tensor, HeadNorm, RotaryPairs) override {}
   void rotary_grad(Stream&, const RotaryGrad&) override {}
+  void head_norm(Stream&, Heads, Heads, Tensor, float) override {}
+  void head_norm_grad(Stream&, const HeadNormGrad&) override {}
   void copy_heads(Stream&, Heads, Heads) override {}
   void attention(Stream&, const Attention&) override {}
   void attention_grad(Stream&, const AttentionGrad&) override {}
@@ -57,6 +60,7 @@ class DryOps final : public Ops {
   void row_gate(Stream&, Tensor, Tensor, Tensor) override {}
   void row_gate_grad(Stream&, const RowGateGrad&) override {}
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override {}
+  void soft_cap(Stream&, Tensor, float) override {}
   void random_normal(Stream&, Tensor, std::uint64_t, float) override {}
 
  private:

@@ -79,8 +79,11 @@ void add_shared_expert(const DecoderSpec& spec, ElementwiseWork& work) {
 }
 
 // The norms with their sums, and the rotation of q and k or a delta layer's convolution.
-ElementwiseWork elementwise_work(const DecoderSpec& spec, const LayerSpec& layer) {
-  const auto hidden = static_cast<double>(spec.hidden), qk = static_cast<double>(spec.q_width() + spec.kv_width());
+ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer) {
+  const LayerSpec layer = spec.layer(of_layer);
+  const AttentionShape shape = spec.shape(of_layer);
+  const auto hidden = static_cast<double>(spec.hidden), qk = static_cast<double>(shape.q_width() + shape.kv_width()),
+             kv = static_cast<double>(shape.kv_width());
   ElementwiseWork work;
   // Two sums with their norms, or two sums; what is made again is the norms of sums that were kept.
   const double sums = (spec.input_norms ? 8 : 6) * hidden;
@@ -90,6 +93,10 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, const LayerSpec& layer
     work.forward += 4 * hidden, work.backward += 6 * hidden;
     work.forward_kernels += 2, work.backward_kernels += 4;
   }
+  if (spec.layer_scales) {
+    work.forward += 3 * hidden, work.backward += 2 * hidden;
+    work.forward_kernels += 1, work.backward_kernels += 1;
+  }
   if (spec.residual_scale != 1) work.backward += 4 * hidden, work.backward_kernels += 2;
   if (layer.experts && spec.experts.shared_intermediate > 0) add_shared_expert(spec, work);
   if (layer.mixer == TokenMixer::gated_delta) {
@@ -97,8 +104,12 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, const LayerSpec& layer
     return work;
   }
   if (spec.output_gate) {
-    const auto q = static_cast<double>(spec.q_width());
+    const auto q = static_cast<double>(shape.q_width());
     work.forward += 3 * q, work.backward += 6 * q, work.again += 3 * q;
+    work.forward_kernels += 1, work.backward_kernels += 1;
+  }
+  if (shape.value_norm) {
+    work.forward += 2 * kv, work.backward += 4 * kv, work.again += 2 * kv;
     work.forward_kernels += 1, work.backward_kernels += 1;
   }
   if (layer.rotation != LayerRotation::none) {
@@ -129,9 +140,10 @@ MixingWork mixing_work(const DecoderSpec& spec, std::int64_t of_layer, std::span
     const double rule = mixing_flops(spec, of_layer, cu_seqlens) / sequence;
     return {rule / delta_forward, 2 * rule / delta_backward};
   }
-  const Visited visited = visited_pairs(cu_seqlens, layer.window, static_cast<double>(spec.heads) / sequence, reached);
-  const AttentionShares share = attention_shares(reached, spec.head_dim, visited);
-  const double scores = 4 * static_cast<double>(spec.q_width()) / sequence * visited.pairs;
+  const AttentionShape shape = spec.shape(of_layer);
+  const Visited visited = visited_pairs(cu_seqlens, layer.window, static_cast<double>(shape.heads) / sequence, reached);
+  const AttentionShares share = attention_shares(reached, shape.head_dim, visited);
+  const double scores = 4 * static_cast<double>(shape.q_width()) / sequence * visited.pairs;
   return {scores / share.forward, 2 * scores / share.backward};
 }
 
@@ -140,9 +152,10 @@ MixingWork mixing_work(const DecoderSpec& spec, std::int64_t of_layer, std::span
 void add_exchanges(const DecoderSpec& spec, std::int64_t layer, double tokens, double size, int sequence, bool backward,
                    UnitWork& unit) {
   if (sequence == 1) return;
-  const RankHeads heads = rank_heads(spec, 0, sequence);
+  const AttentionShape shape = spec.shape(layer);
+  const RankHeads heads = rank_heads(shape, 0, sequence);
   const std::int64_t columns = spec.is_delta(layer) ? spec.delta.projected_width() - spec.delta.v_width()
-                                                    : sequence * (heads.q + 2 * heads.kv) * spec.head_dim;
+                                                    : sequence * (heads.q + 2 * heads.kv) * shape.head_dim;
   const auto to_heads = static_cast<double>(columns),  // of a token
       back = static_cast<double>(spec.mixed_width(layer)), bytes = tokens * size * (to_heads + back);
   const double received = bytes * (1 - 1.0 / sequence), copied = 2 * bytes, copies = 4.0 * sequence;
@@ -223,7 +236,7 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     unit.forward_flops = products + scores.forward;
     const UnitBackward part = backward.empty() ? UnitBackward{} : backward[static_cast<std::size_t>(layer_unit(layer))];
     if (part.runs) unit.backward_flops = (1 + part.weights) * products + scores.backward;
-    const ElementwiseWork work = elementwise_work(spec, l);
+    const ElementwiseWork work = elementwise_work(spec, layer);
     const double expert_kernels = l.experts ? reached.expert_kernels : 0;
     unit.forward_kernels = reached.forward_kernels + work.forward_kernels + expert_kernels;
     if (part.runs) unit.backward_kernels = reached.backward_kernels + work.backward_kernels + expert_kernels;
@@ -253,7 +266,7 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
     const auto unit = static_cast<std::size_t>(layer_unit(of_layer));
     if (keep[layer] == Keep::all || (!backward.empty() && !backward[unit].runs)) continue;
     const std::int64_t width = spec.mlp_width(of_layer), shared = spec.shared_width(of_layer);
-    const ElementwiseWork elements = elementwise_work(spec, spec.layer(of_layer));
+    const ElementwiseWork elements = elementwise_work(spec, of_layer);
     // One product of the MLP: gate, up or down.
     const double product = 2 * tokens * static_cast<double>(spec.hidden) *
                            (static_cast<double>(width - shared) / mlp_share(spec, of_layer, tokens, reached) +
