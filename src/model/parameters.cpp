@@ -127,6 +127,14 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
       return {.present = shared, .dims = {h, x.shared_intermediate}};
     case Role::shared_output_gate:
       return {.present = shared && x.shared_gate, .dims = {1, h}};
+    case Role::shared_output_norm:
+    case Role::experts_input_norm:
+    case Role::experts_output_norm:
+      return {.present = shared && x.shared_apart, .decay = false, .dims = {h}};
+    case Role::router_norm:
+      return {.present = shared && x.shared_apart, .dims = {h}};
+    case Role::expert_scale:
+      return {.present = experts && x.expert_scales, .dims = {x.count}};
     case Role::lm_head:
       return {.present = !s.tied_embeddings, .dims = {s.vocab, h}};
   }
@@ -221,7 +229,10 @@ std::int64_t parameter_count(const DecoderSpec& spec) {
 
 ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayout& layout) {
   const Family& family = find_family(spec.architecture);
-  const auto find = [&](Role role, std::int64_t layer = 0) { return layout.find(name_in(family, role, layer)); };
+  // Two roles may have one name, in layers of different kinds.
+  const auto find = [&](Role role, std::int64_t layer = 0) {
+    return shape_of(role, spec, layer).present ? layout.find(name_in(family, role, layer)) : -1;
+  };
   // A role, and how many parameters from it on are joined.
   struct Stored {
     Role role;
@@ -265,6 +276,11 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
          .shared_gate_up = joined(l, {{Role::shared_gate, 2}}),
          .shared_down = joined(l, {{Role::shared_down}}),
          .shared_output_gate = joined(l, {{Role::shared_output_gate}}),
+         .shared_output_norm = joined(l, {{Role::shared_output_norm}}),
+         .experts_input_norm = joined(l, {{Role::experts_input_norm}}),
+         .experts_output_norm = joined(l, {{Role::experts_output_norm}}),
+         .router_norm = joined(l, {{Role::router_norm}}),
+         .expert_scale = joined(l, {{Role::expert_scale}}),
          .mlp_output_norm = joined(l, {{Role::mlp_output_norm}})});
   }
   return index;

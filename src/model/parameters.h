@@ -49,6 +49,7 @@ struct ParameterIndex {
     Joined router, router_bias;                      // in a layer with experts, whose next four are of all experts
     Joined gate_up, gate_up_bias, down, down_bias;
     Joined shared_gate_up, shared_down, shared_output_gate;
+    Joined shared_output_norm, experts_input_norm, experts_output_norm, router_norm, expert_scale;
     Joined mlp_output_norm;
   };
   int embedding, final_norm, lm_head;  // lm_head == embedding when tied

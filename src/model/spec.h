@@ -86,6 +86,11 @@ struct ExpertSpec {
   // output counts sigmoid(<the token, a weight>).
   std::int64_t shared_intermediate = 0;
   bool shared_gate = false;
+  // The shared expert is an MLP as layers without experts have it. It and the experts have norms of their own before
+  // and behind them, and so has the router before it, all of the residual stream (decoder/dense_with_experts.h).
+  bool shared_apart = false;
+  double router_scale = 1;     // multiplies the router's logits
+  bool expert_scales = false;  // a learned factor of each expert on what it counts
   double balance = 0;  // the router's load-balancing loss is added to the loss times this [Switch, Fedus et al. 2021]
 };
 

@@ -122,6 +122,21 @@ RoutingSize expect_expert_bias_dot(const char* op, const Tensor& dweights, const
   return size;
 }
 
+RoutingSize expect_scale_experts(const char* op, const Tensor& out, const Tensor& scale, const Routing& routing) {
+  const RoutingSize size = expect_routing(op, routing);
+  expect_compute_dtype(op, "scale", scale.dtype());
+  expect_tensor(op, "scale", scale, scale.dtype(), {size.experts});
+  expect_tensor(op, "out", out, DType::f32, {size.rows});
+  return size;
+}
+
+RoutingSize expect_scale_experts_grad(const char* op, const Ops::ScaleExpertsGrad& g) {
+  const RoutingSize size = expect_scale_experts(op, g.dout, g.scale, g.routing);
+  expect_tensor(op, "dweights", g.dweights, DType::f32, {size.rows});
+  expect_gradient(op, "dscale", g.dscale, g.scale.dtype(), {size.experts});
+  return size;
+}
+
 RoutingSize expect_expert_activation(const char* op, const Tensor& out, const Tensor& gate_up, const Tensor& bias,
                                      const ExpertActivation& activation, const Routing& routing) {
   const bool weights_alone = !routing.experts && !bias;
@@ -129,7 +144,7 @@ RoutingSize expect_expert_activation(const char* op, const Tensor& out, const Te
   const std::int64_t width = expect_rows(op, "out", out, size.rows);
   expect_tensor(op, "gate_up", gate_up, out.dtype(), {size.rows, 2 * width});
   if (bias) expect_tensor(op, "bias", bias, out.dtype(), {size.experts, 2 * width});
-  SO_CHECK(activation.kind == ExpertActivation::Kind::swiglu || activation.limit > 0, "{}: clamped to {}", op,
+  SO_CHECK(activation.kind != ExpertActivation::Kind::clamped || activation.limit > 0, "{}: clamped to {}", op,
            activation.limit);
   return size;
 }

@@ -37,6 +37,8 @@ ExpertProductSize expect_expert_product(const char* op, const Tensor& x, const T
 RoutingSize expect_expert_bias_grad(const char* op, const Tensor& dbias, const Tensor& dy, const Routing& routing);
 RoutingSize expect_expert_bias_dot(const char* op, const Tensor& dweights, const Tensor& dout, const Tensor& bias,
                                    const Routing& routing);
+RoutingSize expect_scale_experts(const char* op, const Tensor& out, const Tensor& scale, const Routing& routing);
+RoutingSize expect_scale_experts_grad(const char* op, const Ops::ScaleExpertsGrad& g);
 // Of a routing that has weights alone, only the rows are known.
 RoutingSize expect_expert_activation(const char* op, const Tensor& out, const Tensor& gate_up, const Tensor& bias,
                                      const ExpertActivation& activation, const Routing& routing);

@@ -105,6 +105,7 @@ enum class ExpertLayout : std::uint8_t { out_in, in_out };
 struct ExpertActivation {
   enum class Kind : std::uint8_t {
     swiglu,   // silu(gate) * up; gate is the first half of the columns, up the second
+    geglu,    // the same with GELU by tanh (GateActivation)
     clamped,  // (up' + 1) * gate' * sigmoid(1.702 gate'), gate' = min(gate, limit), up' = up clamped to +-limit; the
               // columns are gate, up, gate, up, ... [GPT-OSS]
   };
@@ -378,6 +379,18 @@ class Ops {
   virtual void expert_bias_grad(Stream&, Tensor dbias, Tensor dy, const Routing&, bool weighted, Accumulate) = 0;
   // dweights[r] = <dout[pairs[r] / K], bias[expert of r]>: what sum_rows()'s bias means to the weights.  dout T [N, H].
   virtual void expert_bias_dot(Stream&, Tensor dweights, Tensor dout, Tensor bias, const Routing&) = 0;
+
+  // out[r] = weights[r] * scale[expert of r].  out f32 [R], scale T [E].
+  virtual void scale_experts(Stream&, Tensor out, Tensor scale, const Routing&) = 0;
+  struct ScaleExpertsGrad {
+    Tensor dweights;  // f32 [R]: dout[r] * scale[expert of r]; may be dout
+    Tensor dscale;    // f32 or T [E]: (+) the sum over the rows of e of dout[r] * weights[r]
+    Accumulate dscale_mode = Accumulate::overwrite;
+    Tensor dout;  // f32 [R]
+    Tensor scale;
+    Routing routing;
+  };
+  virtual void scale_experts_grad(Stream&, const ScaleExpertsGrad&) = 0;
 
   // out[r] = weights[r] * act(gate_up[r] + bias[expert of r]).  out T [R, F], gate_up T [R, 2F], bias T [E, 2F] or {}.
   // Without a bias the routing may have weights alone.

@@ -129,9 +129,8 @@ PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const
   const auto parameters = run.layout.parameters();
   const std::vector<Parameter> usual = make_parameters(run.spec);
   if (run.spec.layers <= most_layers_of_a_pattern &&
-      std::equal(
-          parameters.begin(), parameters.end(), usual.begin(), usual.end(),
-          [](const Parameter& p, const Parameter& u) { return p.trained == u.trained && p.lr_multiplier == 1; }))
+      std::equal(parameters.begin(), parameters.end(), usual.begin(), usual.end(),
+                 [](const Parameter& p, const Parameter& u) { return p.trained == u.trained && p.lr_multiplier == 1; }))
     for (int layers = 0; layers < run.spec.layers; ++layers)
       question.freezable.push_back(first_layers_pattern(run.layout, layers));
   return question;

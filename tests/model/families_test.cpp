@@ -606,6 +606,27 @@ TEST(Families, Gemma4HasItsHeadsByLayer) {
   refused("4", {{"head_dim", 24}}, {"per_layer_config", "from 0 to 3"});
 }
 
+TEST(Families, Gemma4HasExpertsBesideItsMlp) {
+  const json keys = {
+      {"enable_moe_block", true}, {"num_experts", 8}, {"top_k_experts", 2}, {"moe_intermediate_size", 12}};
+  const DecoderSpec spec = read_spec(gemma4(keys));
+  const ExpertSpec& e = spec.experts;
+  EXPECT_EQ(experts(spec), std::vector<bool>(4, true));
+  EXPECT_EQ(e.count, 8);
+  EXPECT_EQ(e.per_token, 2);
+  EXPECT_EQ(e.intermediate, 12);
+  EXPECT_EQ(e.shared_intermediate, 48);
+  EXPECT_TRUE(e.renormalized && e.stacked && e.shared_apart && e.expert_scales && !e.shared_gate);
+  EXPECT_EQ(e.activation.kind, ExpertActivation::Kind::geglu);
+  EXPECT_DOUBLE_EQ(e.router_scale, 1 / std::sqrt(32.0));
+  EXPECT_EQ(spec.mlp_width(0), 2 * 12 + 48);
+  json many = keys;
+  many["top_k_experts"] = 9;
+  expect_refused(gemma4(many), {"top_k_experts", "at most num_experts"});
+  many.erase("top_k_experts");
+  expect_refused(gemma4(many), {"top_k_experts", "missing"});
+}
+
 TEST(Families, Gemma4RefusesWhatIsNotDone) {
   json without = gemma4();
   without.erase("hidden_size_per_layer_input");

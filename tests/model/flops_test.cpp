@@ -50,6 +50,31 @@ TEST(Flops, OfTheModelByHand) {
   EXPECT_EQ(model_flops(s, {}), 0);
 }
 
+// A layer with a window of 2 and heads of 6, and one that sees all with heads of 10, whose keys are their values:
+// products of 24 x 4 and 4 x 12, and of 30 x 4 and 4 x 20. Each has its own pairs, and each pair its own head.
+TEST(Flops, OfLayersWithOtherHeadsByHand) {
+  DecoderSpec s = tiny();
+  s.architecture = "Gemma4ForCausalLM";
+  s.global_heads = GlobalHeads{.kv_heads = 1, .head_dim = 10, .keys_are_values = true};
+  s.layer_specs = {{.window = 2}, {}};
+  s.qk_norm = s.value_norm = true;
+  EXPECT_EQ(matmul_parameters(s, 0), 24 * 4 + 4 * 12 + 60);
+  EXPECT_EQ(matmul_parameters(s, 1), 30 * 4 + 4 * 20 + 60);
+  const std::array<std::int32_t, 3> cu_seqlens{0, 3, 5};
+  EXPECT_EQ(mixing_flops(s, 0, cu_seqlens), (1 + 2 + 2 + 1 + 2) * 2 * (12 + 12));
+  EXPECT_EQ(mixing_flops(s, 1, cu_seqlens), (1 + 2 + 3 + 1 + 2) * 2 * (20 + 20));
+  // Scales of layers are parameters of the embedding's unit that nobody trains.
+  const std::vector<std::int64_t> without = unit_parameter_counts(s);
+  s.layer_scales = true;
+  std::vector<std::int64_t> with = unit_parameter_counts(s);
+  EXPECT_EQ(with.front(), without.front() + 2);
+  with.front() -= 2;
+  EXPECT_EQ(with, without);
+  std::int64_t frozen = 0;
+  for (const Parameter& p : make_parameters(s)) frozen += p.trained ? 0 : 1;
+  EXPECT_EQ(frozen, 2);
+}
+
 // A delta layer: 2 key heads of 3 and 4 value heads of 5: 32 columns are convolved, 20 gate, 8 say how much. The
 // products of 60 x 4 and 4 x 20, and an MLP of 3 x 5 x 4; the rule takes 8 * 20 * 3 FLOPs a token, whatever its
 // document.

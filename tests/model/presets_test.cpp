@@ -23,6 +23,7 @@ struct Published {
 constexpr Published published[] = {
     {"gemma-3-1b", 999'885'952, "Gemma3ForCausalLM"},
     {"gemma-3-4b-text", 3'880'263'168, "Gemma3ForCausalLM"},
+    {"gemma-4-26b-a4b", 25'233'141'790, "Gemma4ForCausalLM"},
     {"gemma-4-31b", 30'697'345'340, "Gemma4ForCausalLM"},
     {"glm-4-9b", 9'400'279'040, "Glm4ForCausalLM"},
     {"gpt-oss-20b", 20'914'757'184, "GptOssForCausalLM"},

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <vector>
 
 #include "base/error.h"
@@ -15,12 +16,14 @@ using Kind = ExpertActivation::Kind;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-constexpr ExpertActivation kSwiglu{Kind::swiglu, 0}, kClamped{Kind::clamped, 1.5f};
+constexpr ExpertActivation kSwiglu{Kind::swiglu, 0}, kGeglu{Kind::geglu, 0}, kClamped{Kind::clamped, 1.5f};
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 double act(const ExpertActivation& a, double gate, double up) {
   if (a.kind == Kind::swiglu) return gate * sigmoid(gate) * up;
+  if (a.kind == Kind::geglu)
+    return gate * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (gate + 0.044715 * gate * gate * gate))) / 2 * up;
   const double limit = a.limit, g = std::min(gate, limit), u = std::clamp(up, -limit, limit);
   return (u + 1) * g * sigmoid(1.702 * g);
 }
@@ -70,8 +73,8 @@ Reference reference(const Case& c, DType type, const ExpertActivation& a, const 
   for (std::int64_t r = 0; r < rows; ++r) {
     double total = 0;
     for (std::int64_t i = 0; i < f; ++i) {
-      const std::int64_t gate_column = a.kind == Kind::swiglu ? i : 2 * i;
-      const std::int64_t up_column = a.kind == Kind::swiglu ? f + i : 2 * i + 1;
+      const std::int64_t gate_column = a.kind != Kind::clamped ? i : 2 * i;
+      const std::int64_t up_column = a.kind != Kind::clamped ? f + i : 2 * i + 1;
       const std::int64_t of_bias = h.expert_of_row(r) * 2 * f;
       const double gate = x[at(r * 2 * f + gate_column)] + (bias.empty() ? 0 : bias[at(of_bias + gate_column)]);
       const double up = x[at(r * 2 * f + up_column)] + (bias.empty() ? 0 : bias[at(of_bias + up_column)]);
@@ -105,7 +108,7 @@ struct Variant {
 
 void for_each_variant(const std::function<void(const Variant&)>& body) {
   for (const DType type : {DType::f32, DType::bf16})
-    for (const ExpertActivation& activation : {kSwiglu, kClamped})
+    for (const ExpertActivation& activation : {kSwiglu, kGeglu, kClamped})
       for (const bool with_bias : {false, true}) body({type, activation, with_bias});
 }
 

@@ -34,6 +34,7 @@ LayerActivations DecoderLayer::acquire_kept(const DecoderPass& pass, Keep keep) 
   a.middle = arena.acquire("after attention", t, {n, s.hidden});
   if (s.input_norms) a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
   const FeedForward& feed_forward = mlp_.feed_forward();
+  feed_forward.complete_outputs(arena, n, a);
   feed_forward.complete_routing(arena, n, a);
   if (keep == Keep::no_gate_up) return a;
   feed_forward.complete_gate_up(arena, n, a);

@@ -8,18 +8,23 @@ namespace so {
 
 class DenseMlp final : public FeedForward {
  public:
+  struct Weights {
+    Joined gate_up, gate_up_bias, down, down_bias;
+  };
+  // Of a layer that has no experts.
   DenseMlp(const DecoderContext& context, std::int64_t layer);
+  DenseMlp(const DecoderContext& context, const Weights& weights, std::int64_t intermediate);
 
   std::string_view name_of_output() const override { return "the output of its MLP"; }
   void complete_routing(Arena&, std::int64_t, LayerActivations&) const override {}
   void complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   bool keeps_activated() const override { return true; }
   bool works_in_tiles(const LayerActivations& kept) const override { return !kept.gate_up; }
-  std::vector<Joined> parameters() const override { return {p_.down, p_.down_bias, p_.gate_up, p_.gate_up_bias}; }
+  std::vector<Joined> parameters() const override { return {w_.down, w_.down_bias, w_.gate_up, w_.gate_up_bias}; }
   void complete(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const override;
-  void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
-                Tensor dout) const override;
+  void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed, Tensor dout,
+                Tensor dresidual) const override;
 
  private:
   // Computes a.gate_up.
@@ -27,7 +32,8 @@ class DenseMlp final : public FeedForward {
 
   const DecoderContext& context_;
   Ops& ops_;
-  const ParameterIndex::Layer& p_;
+  const Weights w_;
+  const std::int64_t intermediate_;
 };
 
 }  // namespace so

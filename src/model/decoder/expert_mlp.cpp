@@ -22,12 +22,13 @@ ExpertMlp::ExpertMlp(const DecoderContext& context, std::int64_t layer)
       p_(context.parameters(layer)),
       lowest_(!has_experts_below(context.spec, layer)) {
   // MlpBlock makes an output that a norm reads again by a second forward(), which would count the router's load twice.
-  SO_CHECK(!context.spec.output_norms, "norms of what experts add");
-  if (experts_.shared_intermediate > 0) shared_.emplace(context, layer);
+  SO_CHECK(!context.spec.output_norms || experts_.balance == 0, "a router's loss, and norms of what experts add");
+  if (experts_.shared_intermediate > 0 && !experts_.shared_apart) shared_.emplace(context, layer);
 }
 
 std::vector<Joined> ExpertMlp::parameters() const {
-  std::vector<Joined> all{p_.down, p_.down_bias, p_.gate_up, p_.gate_up_bias, p_.router, p_.router_bias};
+  std::vector<Joined> all{p_.down,   p_.down_bias,   p_.gate_up,     p_.gate_up_bias,
+                          p_.router, p_.router_bias, p_.expert_scale};
   if (shared_)
     for (const Joined& parameter : shared_->parameters()) all.push_back(parameter);
   return all;
@@ -46,6 +47,7 @@ void ExpertMlp::complete_routing(Arena& arena, std::int64_t n, LayerActivations&
   acquire_if_empty(arena, a.routing.pairs, "routing", DType::i32, {pairs});
   acquire_if_empty(arena, a.routing.weights, "routing", DType::f32, {pairs});
   acquire_if_empty(arena, a.routing.offsets, "routing", DType::i32, {experts + 1});
+  if (p_.expert_scale) acquire_if_empty(arena, a.scaled_weights, "routing", DType::f32, {pairs});
 }
 
 void ExpertMlp::complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const {
@@ -63,9 +65,18 @@ void ExpertMlp::complete(Arena& arena, std::int64_t n, LayerActivations& a) cons
 }
 
 void ExpertMlp::route(const DecoderPass& pass, const LayerActivations& a) const {
-  ops_.linear(pass.stream, a.router_logits, a.normed2, pass.weight(p_.router), pass.weight(p_.router_bias),
+  ops_.linear(pass.stream, a.router_logits, router_input(a), pass.weight(p_.router), pass.weight(p_.router_bias),
               Accumulate::overwrite);
+  if (const auto scale = static_cast<float>(experts_.router_scale); scale != 1)
+    ops_.add_scaled(pass.stream, a.router_logits, Tensor(), a.router_logits, scale);
   ops_.route(pass.stream, a.routing, a.router_logits, experts_.renormalized);
+  if (p_.expert_scale) ops_.scale_experts(pass.stream, a.scaled_weights, pass.weight(p_.expert_scale), a.routing);
+}
+
+Routing ExpertMlp::scaled(const LayerActivations& a) const {
+  Routing routing = a.routing;
+  if (p_.expert_scale) routing.weights = a.scaled_weights;
+  return routing;
 }
 
 void ExpertMlp::forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const {
@@ -80,15 +91,15 @@ void ExpertMlp::forward(const DecoderPass& pass, const LayerActivations& a, Tens
   ops_.gather_rows(stream, rows, a.normed2, a.routing);
   ops_.expert_linear(stream, a.gate_up, rows, by_expert(pass.weight(p_.gate_up), h, 2 * f), experts_.layout,
                      a.routing.offsets);
-  ops_.expert_activation(stream, a.activated, a.gate_up, pass.weight(p_.gate_up_bias), experts_.activation, a.routing);
+  ops_.expert_activation(stream, a.activated, a.gate_up, pass.weight(p_.gate_up_bias), experts_.activation, scaled(a));
   ops_.expert_linear(stream, rows, a.activated, by_expert(pass.weight(p_.down), f, h), experts_.layout,
                      a.routing.offsets);
-  ops_.sum_rows(stream, out, rows, pass.weight(p_.down_bias), a.routing);
+  ops_.sum_rows(stream, out, rows, pass.weight(p_.down_bias), scaled(a));
   if (shared_) shared_->forward(pass, a, out);
 }
 
 void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
-                         Tensor dout) const {
+                         Tensor dout, Tensor) const {
   const DType t = context_.activations();
   const std::int64_t n = dout.dim(0), h = context_.spec.hidden, f = experts_.intermediate,
                      pairs = n * experts_.per_token;
@@ -117,7 +128,7 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
   if (down_bias) {
     ops_.expert_bias_dot(stream, dweights, dout, down_bias, a.routing);
     const auto db = gradients.gradient(p_.down_bias.first);
-    if (db.tensor) ops_.expert_bias_grad(stream, db.tensor, rows, a.routing, true, db.mode);
+    if (db.tensor) ops_.expert_bias_grad(stream, db.tensor, rows, scaled(a), true, db.mode);
   }
   const Tensor dgate_up = a.gate_up, activated = dactivated;
   ops_.expert_activation_grad(stream, {.dgate_up = dgate_up,
@@ -127,7 +138,7 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
                                        .gate_up = a.gate_up,
                                        .bias = gate_up_bias,
                                        .activation = experts_.activation,
-                                       .routing = a.routing,
+                                       .routing = scaled(a),
                                        .dweights_mode = down_bias ? Accumulate::add : Accumulate::overwrite});
   const auto grad_experts = [&](Joined parameter, Tensor dy, Tensor input, std::int64_t in, std::int64_t out) {
     const auto dw = gradients.gradient(parameter.first, parameter.count);
@@ -146,6 +157,16 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
   ops_.sum_rows(stream, dnormed, rows, Tensor(), a.routing);
   if (shared_) shared_->backward_to_input(pass, gradients, a, dgates, dnormed);
 
+  if (p_.expert_scale) {
+    const Tensor scale = pass.weight(p_.expert_scale);
+    const auto dscale = vector_gradient(gradients, arena, p_.expert_scale, scale);
+    ops_.scale_experts_grad(stream, {.dweights = dweights,
+                                     .dscale = dscale.tensor,
+                                     .dscale_mode = dscale.mode,
+                                     .dout = dweights,
+                                     .scale = scale,
+                                     .routing = a.routing});
+  }
   // Every trained token's loss includes the router's, so its gradient has the weight of them all.
   const double balance =
       pass.load.counts ? router_loss_scale(context_, pass.batch.all_tokens()) * static_cast<double>(pass.batch.trained)
@@ -153,8 +174,11 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
   const Tensor dlogits = arena.acquire("gradient of router logits", t, {n, experts_.count});
   ops_.route_grad(stream, dlogits, dweights, a.routing, a.router_logits, experts_.renormalized, pass.load.counts,
                   static_cast<float>(balance * static_cast<double>(pass.grad_scale)));
-  ops_.linear_grad_input(stream, dnormed, dlogits, pass.weight(p_.router), Accumulate::add);
-  grad_linear(ops_, stream, gradients, p_.router, p_.router_bias, dlogits, a.normed2);
+  if (const auto scale = static_cast<float>(experts_.router_scale); scale != 1)
+    ops_.add_scaled(stream, dlogits, Tensor(), dlogits, scale);
+  grad_linear(ops_, stream, gradients, p_.router, p_.router_bias, dlogits, router_input(a));
+  ops_.linear_grad_input(stream, a.router_input ? a.router_input : dnormed, dlogits, pass.weight(p_.router),
+                         a.router_input ? Accumulate::overwrite : Accumulate::add);
 }
 
 }  // namespace so

@@ -11,6 +11,7 @@
 
 namespace so {
 
+// Where a.router_input is there, the router reads it in place of a.normed2, and backward() makes it its own gradient.
 class ExpertMlp final : public FeedForward {
  public:
   ExpertMlp(const DecoderContext& context, std::int64_t layer);
@@ -23,11 +24,15 @@ class ExpertMlp final : public FeedForward {
   std::vector<Joined> parameters() const override;
   void complete(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const override;
-  void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
-                Tensor dout) const override;
+  void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed, Tensor dout,
+                Tensor dresidual) const override;
 
  private:
+  // a.router_input, or a.normed2 where it is empty.
+  Tensor router_input(const LayerActivations& a) const { return a.router_input ? a.router_input : a.normed2; }
   void route(const DecoderPass& pass, const LayerActivations& a) const;
+  // The routing with what rows count in the end.
+  Routing scaled(const LayerActivations& a) const;
   // The weight of all experts, [E, in, out] or [E, out, in].
   Tensor by_expert(Tensor weight, std::int64_t in, std::int64_t out) const;
 

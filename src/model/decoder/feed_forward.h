@@ -28,6 +28,8 @@ class FeedForward {
   virtual void complete_routing(Arena& arena, std::int64_t n, LayerActivations& a) const = 0;
   virtual void complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const = 0;
   virtual void complete(Arena& arena, std::int64_t n, LayerActivations& a) const = 0;
+  // The same of what lies before norms within it, which a layer keeps with a.mlp_out.
+  virtual void complete_outputs(Arena&, std::int64_t, LayerActivations&) const {}
   // Whether a layer that keeps all keeps a.activated too.
   virtual bool keeps_activated() const = 0;
   // Whether a layer that keeps this may work on a few tokens at a time.
@@ -38,8 +40,9 @@ class FeedForward {
   virtual void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const = 0;
   // dnormed is overwritten with the gradient of a.normed2; dout is that of what forward() made, and may lie in dnormed.
   // a.gate_up, if it was kept, is overwritten with its gradient. What else of forward() is empty is computed again.
+  // What a.middle gets otherwise than by a.normed2 is added to dresidual.
   virtual void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
-                        Tensor dout) const = 0;
+                        Tensor dout, Tensor dresidual) const = 0;
 };
 
 }  // namespace so

@@ -6,13 +6,33 @@ LayerActivations LayerActivations::rows(std::int64_t first, std::int64_t count) 
   LayerActivations part = *this;
   part.lse = part.own_qkv = part.own_attention = part.gate_up = part.activated = part.router_logits = {};
   part.routing = {};
-  part.shared_gate_up = part.shared_activated = part.shared_gates = {};
-  for (Tensor* tensor : {&part.x,       &part.inv_rms1,        &part.normed1,       &part.qkv,
-                         &part.qk,      &part.q_inv_rms,       &part.k_inv_rms,     &part.v_inv_rms,
-                         &part.mixed,   &part.gated,           &part.convolved,     &part.decay,
-                         &part.rate,    &part.gated_inv_rms,   &part.attention_out, &part.attention_out_inv_rms,
-                         &part.mlp_out, &part.mlp_out_inv_rms, &part.middle,        &part.inv_rms2,
-                         &part.normed2})
+  part.shared_gate_up = part.shared_activated = part.shared_gates = part.scaled_weights = {};
+  for (Tensor* tensor : {&part.x,
+                         &part.inv_rms1,
+                         &part.normed1,
+                         &part.qkv,
+                         &part.qk,
+                         &part.q_inv_rms,
+                         &part.k_inv_rms,
+                         &part.v_inv_rms,
+                         &part.mixed,
+                         &part.gated,
+                         &part.convolved,
+                         &part.decay,
+                         &part.rate,
+                         &part.gated_inv_rms,
+                         &part.attention_out,
+                         &part.attention_out_inv_rms,
+                         &part.mlp_out,
+                         &part.mlp_out_inv_rms,
+                         &part.middle,
+                         &part.inv_rms2,
+                         &part.normed2,
+                         &part.shared_out,
+                         &part.shared_out_inv_rms,
+                         &part.experts_out,
+                         &part.experts_out_inv_rms,
+                         &part.router_input})
     if (*tensor) *tensor = tensor->rows(first, count);
   return part;
 }

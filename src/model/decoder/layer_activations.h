@@ -56,6 +56,9 @@ struct LayerActivations {
   Routing routing;
   // Of a shared expert: T [N, 2 shared_intermediate], T [N, shared_intermediate], f32 [N].
   Tensor shared_gate_up, shared_activated, shared_gates;
+  // Of an MLP beside experts (dense_with_experts.h): what each gives to its norm, T [N, H], f32 [N]; what the router
+  // reads, T [N, H], never kept; and with a scale of each expert, routing.weights times those.
+  Tensor shared_out, shared_out_inv_rms, experts_out, experts_out_inv_rms, router_input, scaled_weights;
 
   Heads raw_q(const AttentionShape& s) const { return queries_in(qkv, s); }
   Heads raw_k(const AttentionShape& s) const { return keys_in(qkv, s); }

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "model/decoder/block_norms.h"
 #include "model/decoder/dense_mlp.h"
+#include "model/decoder/dense_with_experts.h"
 #include "model/decoder/expert_mlp.h"
 #include "model/decoder/gradients.h"
 
@@ -12,6 +13,8 @@ namespace so {
 namespace {
 
 std::unique_ptr<const FeedForward> make_feed_forward(const DecoderContext& context, std::int64_t layer) {
+  if (context.spec.layer(layer).experts && context.spec.experts.shared_apart)
+    return std::make_unique<DenseWithExperts>(context, layer);
   if (context.spec.layer(layer).experts) return std::make_unique<ExpertMlp>(context, layer);
   return std::make_unique<DenseMlp>(context, layer);
 }
@@ -54,6 +57,7 @@ void MlpBlock::remake_output(const DecoderPass& pass, LayerActivations& a, Tenso
   SO_CHECK(room && !a.gate_up, "an MLP's output made again, though its products were kept");
   a.mlp_out = room;
   a.mlp_out_inv_rms = pass.arena.acquire("inverse rms", DType::f32, {n});
+  feed_forward_->complete_outputs(pass.arena, n, a);
   feed_forward_->complete_gate_up(pass.arena, n, a);
   Arena::Scope scope(pass.arena);
   LayerActivations again = a;
@@ -73,7 +77,7 @@ void MlpBlock::backward(const DecoderPass& pass, GradientSink& gradients, LayerA
   if (p_.mlp_output_norm && !a.mlp_out) remake_output(pass, a, remade_delta, dnormed);
   const Tensor dout = block_output_backward(context_, pass, gradients, p_.mlp_output_norm, a.mlp_out, a.mlp_out_inv_rms,
                                             dnormed, dresidual);
-  feed_forward_->backward(pass, gradients, a, dnormed, dout);
+  feed_forward_->backward(pass, gradients, a, dnormed, dout, dresidual);
   block_input_backward(context_, pass, gradients, p_.mlp_norm, a.middle, a.inv_rms2, dnormed, dresidual);
 }
 

@@ -66,6 +66,11 @@ enum class Role : std::uint8_t {
   shared_up,
   shared_down,
   shared_output_gate,
+  shared_output_norm,
+  experts_input_norm,
+  experts_output_norm,
+  router_norm,
+  expert_scale,
   final_norm,
   lm_head,
 };

@@ -2,7 +2,8 @@
 // before and after attention and MLP, of q and k heads, and without a weight of v heads; a scale of each layer's
 // output, a scaled embedding, a soft cap of the logits, and a gate with GELU. Five of six layers have a window; the
 // others have larger heads, fewer key heads, which are their values too, and a rotation that turns a part of each
-// head's pairs.
+// head's pairs. The models
+// with experts have them beside the MLP of every layer.
 #include <array>
 #include <cmath>
 
@@ -14,7 +15,7 @@
 namespace so {
 namespace {
 
-constexpr std::array<TensorName, 21> names{{
+constexpr std::array<TensorName, 32> names{{
     {Role::embedding, "model.embed_tokens.weight"},
     {Role::layer_scale, "model.layers.{}.layer_scalar"},
     {Role::input_norm, "model.layers.{}.input_layernorm.weight"},
@@ -33,6 +34,17 @@ constexpr std::array<TensorName, 21> names{{
     {Role::gate, "model.layers.{}.mlp.gate_proj.weight"},
     {Role::up, "model.layers.{}.mlp.up_proj.weight"},
     {Role::down, "model.layers.{}.mlp.down_proj.weight"},
+    {Role::shared_gate, "model.layers.{}.mlp.gate_proj.weight"},
+    {Role::shared_up, "model.layers.{}.mlp.up_proj.weight"},
+    {Role::shared_down, "model.layers.{}.mlp.down_proj.weight"},
+    {Role::shared_output_norm, "model.layers.{}.post_feedforward_layernorm_1.weight"},
+    {Role::router_norm, "model.layers.{}.router.scale"},
+    {Role::router, "model.layers.{}.router.proj.weight"},
+    {Role::expert_scale, "model.layers.{}.router.per_expert_scale"},
+    {Role::experts_input_norm, "model.layers.{}.pre_feedforward_layernorm_2.weight"},
+    {Role::experts_gate_up, "model.layers.{}.experts.gate_up_proj"},
+    {Role::experts_down, "model.layers.{}.experts.down_proj"},
+    {Role::experts_output_norm, "model.layers.{}.post_feedforward_layernorm_2.weight"},
     {Role::mlp_output_norm, "model.layers.{}.post_feedforward_layernorm.weight"},
     {Role::final_norm, "model.norm.weight"},
     {Role::lm_head, "lm_head.weight"},
@@ -53,8 +65,6 @@ void refuse_what_is_not_done(const ConfigReader& config) {
                   "embeddings for each layer (256 without the key) are not supported, only 0: the models E2B and E4B "
                   "cannot be trained here");
   config.only_zero("num_kv_shared_layers", "layers that take the keys and values of others are not supported");
-  if (config.boolean("enable_moe_block", false))
-    config.refuse("enable_moe_block", "experts beside an MLP are not supported");
   // Texts are causal where images are not.
   const std::string both_ways = config.text("use_bidirectional_attention", "vision");
   if (both_ways != "vision")
@@ -99,6 +109,20 @@ GlobalHeads read_global_heads(const ConfigReader& config, const DecoderSpec& spe
   return heads;
 }
 
+// Experts beside the MLP of every layer.
+void read_gemma4_experts(const ConfigReader& config, DecoderSpec& spec) {
+  ExpertSpec& e = spec.experts;
+  e.count = config.positive_int("num_experts");
+  e.per_token = config.positive_int("top_k_experts");
+  if (e.per_token > e.count) config.refuse("top_k_experts", "must be at most num_experts");
+  e.intermediate = config.positive_int("moe_intermediate_size");
+  e.shared_intermediate = spec.intermediate;
+  e.renormalized = e.stacked = e.shared_apart = e.expert_scales = true;
+  e.activation.kind = ExpertActivation::Kind::geglu;
+  e.router_scale = 1 / std::sqrt(static_cast<double>(spec.hidden));
+  for (LayerSpec& layer : spec.layer_specs) layer.experts = true;
+}
+
 void read_gemma4_windows(const ConfigReader& config, DecoderSpec& spec) {
   if (config.is_null("sliding_window"))
     config.refuse("sliding_window", "null is not supported; the layers that are to see all have 'full_attention'");
@@ -123,6 +147,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
   spec.tied_embeddings = config.boolean("tie_word_embeddings", true);
   if (config.has("final_logit_softcapping")) spec.logits_cap = config.positive_number("final_logit_softcapping");
   read_gemma4_windows(config, spec);
+  if (config.boolean("enable_moe_block", false)) read_gemma4_experts(config, spec);
   spec.global_heads = read_global_heads(config, spec);
   if (spec.heads % spec.global_heads->kv_heads != 0)
     config.refuse("num_global_key_value_heads", "must divide num_attention_heads");

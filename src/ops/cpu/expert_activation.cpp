@@ -72,6 +72,29 @@ struct Swiglu {
     return hn::Mul(dup, up);
   }
 };
+// x sigmoid(z) with z = 2 sqrt(2/pi) (x + 0.044715 x^3), as in activation.cpp.
+struct Geglu {
+  static constexpr float linear = 1.5957691216057308f, cubic = linear * 0.044715f;
+  template <class D>
+  HWY_INLINE hn::Vec<D> value(D d, hn::Vec<D> gate, hn::Vec<D> up) const {
+    auto s = hn::Undefined(d), complement = hn::Undefined(d);
+    const auto square = hn::Mul(gate, gate);
+    sigmoid(d, hn::Mul(gate, hn::MulAdd(square, hn::Set(d, cubic), hn::Set(d, linear))), s, complement);
+    return hn::Mul(hn::Mul(gate, s), up);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> grad(D d, hn::Vec<D> gate, hn::Vec<D> up, hn::Vec<D>& dgate, hn::Vec<D>& dup) const {
+    auto s = hn::Undefined(d), complement = hn::Undefined(d);
+    const auto square = hn::Mul(gate, gate);
+    sigmoid(d, hn::Mul(gate, hn::MulAdd(square, hn::Set(d, cubic), hn::Set(d, linear))), s, complement);
+    dup = hn::Mul(gate, s);
+    // Where s or 1 - s is 0, the slope of z may be too large for fp32: the product is 0 then.
+    const auto both = hn::Mul(dup, complement), slope = hn::MulAdd(square, hn::Set(d, 3 * cubic), hn::Set(d, linear));
+    const auto bent = hn::IfThenElse(hn::Eq(both, hn::Zero(d)), hn::Zero(d), hn::Mul(both, slope));
+    dgate = hn::Mul(up, hn::Add(s, bent));
+    return hn::Mul(dup, up);
+  }
+};
 // A bound passes a NaN on (comparing is false), and the gradient up to the bound itself.
 struct Clamped {
   static constexpr float slope = 1.702f;
@@ -171,6 +194,8 @@ HWY_INLINE void with_kind(DType dtype, const ExpertActivation& activation, std::
   const auto typed = [&](auto* t) {
     if (activation.kind == ExpertActivation::Kind::swiglu)
       rows(t, Halves{width}, Swiglu{});
+    else if (activation.kind == ExpertActivation::Kind::geglu)
+      rows(t, Halves{width}, Geglu{});
     else
       rows(t, InTurn{}, Clamped{activation.limit});
   };

@@ -64,6 +64,8 @@ class CudaOps final : public Ops {
                                  Accumulate) override;
   void expert_bias_grad(Stream&, Tensor dbias, Tensor dy, const Routing&, bool weighted, Accumulate) override;
   void expert_bias_dot(Stream&, Tensor dweights, Tensor dout, Tensor bias, const Routing&) override;
+  void scale_experts(Stream&, Tensor out, Tensor scale, const Routing&) override;
+  void scale_experts_grad(Stream&, const ScaleExpertsGrad&) override;
   void expert_activation(Stream&, Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation&,
                          const Routing&) override;
   void expert_activation_grad(Stream&, const ExpertActivationGrad&) override;

@@ -80,6 +80,20 @@ struct Swiglu {
     return y;
   }
 };
+// x sigmoid(z) with z = 2 sqrt(2/pi) (x + 0.044715 x^3), as in activation.cu.
+struct Geglu {
+  template <class T>
+  __device__ float operator()(float& gate, float& up) const {
+    constexpr float linear = 1.5957691216057308f, cubic = linear * 0.044715f;
+    float s, complement;
+    sigmoid<T>(gate * (gate * gate * cubic + linear), s, complement);
+    const float smooth = gate * s, y = smooth * up, both = smooth * complement;
+    // Where s or 1 - s is 0, the slope of z may be too large for fp32: the product is 0 then.
+    gate = up * (s + (both == 0 ? 0.0f : both * (gate * gate * (3 * cubic) + linear)));
+    up = smooth;
+    return y;
+  }
+};
 // A bound passes a NaN on (comparing is false), and the gradient up to the bound itself.
 struct Clamped {
   float limit;
@@ -176,12 +190,13 @@ void launch(const Arguments<T>& a, Activation activation, cudaStream_t on) {
 // Accesses of gate_up are 16 bytes if rows and pointers allow, two for N columns side by side, one for N in turn.
 template <bool GRAD, class T>
 void launch(const Arguments<T>& a, const ExpertActivation& activation, cudaStream_t on) {
-  if (activation.kind == ExpertActivation::Kind::swiglu) {
+  if (activation.kind != ExpertActivation::Kind::clamped) {
     constexpr int N = pack_size<T>;
-    if (rows_aligned<T, N>(a.width, a.out, a.dgate_up, a.dout, a.gate_up, a.bias))
-      launch<T, N, 2, Halves, GRAD>(a, Swiglu{}, on);
-    else
-      launch<T, 1, 4, Halves, GRAD>(a, Swiglu{}, on);
+    const bool packs = rows_aligned<T, N>(a.width, a.out, a.dgate_up, a.dout, a.gate_up, a.bias);
+    const auto in_halves = [&](auto kind) {
+      packs ? launch<T, N, 2, Halves, GRAD>(a, kind, on) : launch<T, 1, 4, Halves, GRAD>(a, kind, on);
+    };
+    activation.kind == ExpertActivation::Kind::swiglu ? in_halves(Swiglu{}) : in_halves(Geglu{});
   } else {
     constexpr int N = pack_size<T> / 2;
     if (rows_aligned<T, N>(a.width, a.out, a.dout) &&

@@ -55,6 +55,8 @@ class DryOps final : public Ops {
   void expert_linear_grad_weight(Stream&, Tensor, Tensor, Tensor, ExpertLayout, Tensor, Accumulate) override {}
   void expert_bias_grad(Stream&, Tensor, Tensor, const Routing&, bool, Accumulate) override {}
   void expert_bias_dot(Stream&, Tensor, Tensor, Tensor, const Routing&) override {}
+  void scale_experts(Stream&, Tensor, Tensor, const Routing&) override {}
+  void scale_experts_grad(Stream&, const ScaleExpertsGrad&) override {}
   void expert_activation(Stream&, Tensor, Tensor, Tensor, const ExpertActivation&, const Routing&) override {}
   void expert_activation_grad(Stream&, const ExpertActivationGrad&) override {}
   void row_gate(Stream&, Tensor, Tensor, Tensor) override {}

@@ -71,6 +71,13 @@ void add_delta_elements(const DeltaSpec& delta, ElementwiseWork& work) {
   }
 }
 
+// The norms of an MLP beside experts, of these, and of the router, and the sum of both.
+void add_norms_beside_experts(const DecoderSpec& spec, ElementwiseWork& work) {
+  const auto hidden = static_cast<double>(spec.hidden);
+  work.forward += 11 * hidden, work.backward += 18 * hidden;
+  work.forward_kernels += 9, work.backward_kernels += 16;
+}
+
 // A shared expert's gate and sums. Its activation counts with those of the others (unit_work()).
 void add_shared_expert(const DecoderSpec& spec, ElementwiseWork& work) {
   const double gate = spec.experts.shared_gate ? 1 : 0, hidden = static_cast<double>(spec.hidden);
@@ -98,7 +105,10 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer)
     work.forward_kernels += 1, work.backward_kernels += 1;
   }
   if (spec.residual_scale != 1) work.backward += 4 * hidden, work.backward_kernels += 2;
-  if (layer.experts && spec.experts.shared_intermediate > 0) add_shared_expert(spec, work);
+  if (layer.experts && spec.experts.shared_apart)
+    add_norms_beside_experts(spec, work);
+  else if (layer.experts && spec.experts.shared_intermediate > 0)
+    add_shared_expert(spec, work);
   if (layer.mixer == TokenMixer::gated_delta) {
     add_delta_elements(spec.delta, work);
     return work;
