@@ -1,9 +1,8 @@
 // The backward pass of AttentionBlock. Formulas are the plain chain rule of attention_block.cpp, read bottom to top.
-#include <initializer_list>
-
 #include "model/decoder/attention_block.h"
 #include "model/decoder/block_norms.h"
 #include "model/decoder/gradients.h"
+#include "model/decoder/mixer_input.h"
 
 namespace so {
 
@@ -12,7 +11,6 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
   const AttentionShape& s = shape_;
   const DType t = context_.activations();
   const std::int64_t n = pass.tokens();
-  Stream& stream = pass.stream;
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
 
@@ -28,36 +26,21 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
   // Values that are keys have no columns of their own.
   if (s.keys_are_values)
     gradient.v = {arena.acquire("gradient of values", t, {n, s.kv_width()}), 0, s.kv_heads, s.head_dim};
-  const auto in_tiles = [&](std::initializer_list<Joined> parameters, const auto& body) {
-    for_each_gradient_tile(ops_, pass, gradients, parameters, tile,
-                           [&](GradientSink& sink, std::int64_t first, std::int64_t count) {
-                             body(sink, first, count, tile < n ? a.rows(first, count) : a);
-                           });
-  };
-  in_tiles({p_.attention_output_norm, p_.o, p_.o_bias},
-           [&](GradientSink& sink, std::int64_t first, std::int64_t count, const LayerActivations& part) {
-             const Tensor dout = block_output_backward(context_, pass, sink, p_.attention_output_norm,
-                                                       part.attention_out, part.attention_out_inv_rms,
-                                                       dnormed.rows(0, count), dresidual.rows(first, count));
-             const Tensor d = dattention.rows(first, count);
-             ops_.linear_grad_input(stream, d, dout, pass.weight(p_.o), Accumulate::overwrite);
-             grad_linear(ops_, stream, sink, p_.o, p_.o_bias, dout,
-                         s.output_gate ? gate_backward(pass, part, d, dqkv.rows(first, count)) : part.mixed);
-           });
+  for_each_gradient_tile(
+      ops_, pass, gradients, {p_.attention_output_norm, p_.o, p_.o_bias}, tile,
+      [&](GradientSink& sink, std::int64_t first, std::int64_t count) {
+        const LayerActivations part = tile < n ? a.rows(first, count) : a;
+        const Tensor dout =
+            block_output_backward(context_, pass, sink, p_.attention_output_norm, part.attention_out,
+                                  part.attention_out_inv_rms, dnormed.rows(0, count), dresidual.rows(first, count));
+        const Tensor d = dattention.rows(first, count);
+        ops_.linear_grad_input(pass.stream, d, dout, pass.weight(p_.o), Accumulate::overwrite);
+        grad_linear(ops_, pass.stream, sink, p_.o, p_.o_bias, dout,
+                    s.output_gate ? gate_backward(pass, part, d, dqkv.rows(first, count)) : part.mixed);
+      });
   attend_backward(pass, gradients, a, dattention, gradient);
   rotate_back(pass, gradients, a, gradient, dqkv);
-  in_tiles({p_.qkv, p_.qkv_bias, p_.input_norm},
-           [&](GradientSink& sink, std::int64_t first, std::int64_t count, LayerActivations part) {
-             const Tensor dtile = dqkv.rows(first, count), dinput = dnormed.rows(0, count);
-             ops_.linear_grad_input(stream, dinput, dtile, pass.weight(p_.qkv), Accumulate::overwrite);
-             if (!part.normed1) {
-               part.normed1 = p_.input_norm ? arena.acquire("normed input", t, {count, spec_.hidden}) : part.x;
-               block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, Tensor(), Tensor());
-             }
-             grad_linear(ops_, stream, sink, p_.qkv, p_.qkv_bias, dtile, part.normed1);
-             block_input_backward(context_, pass, sink, p_.input_norm, part.x, part.inv_rms1, dinput,
-                                  dresidual.rows(first, count));
-           });
+  projections_backward(context_, pass, gradients, p_, a, dqkv, dnormed, dresidual, tile);
 }
 
 Tensor AttentionBlock::gate_backward(const DecoderPass& pass, const LayerActivations& a, Tensor dattention,

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "model/decoder/block_norms.h"
+#include "model/decoder/mixer_input.h"
 
 namespace so {
 
@@ -54,7 +55,7 @@ void AttentionBlock::complete(const DecoderPass& pass, LayerActivations& a, bool
   const DType t = context_.activations();
   const DecoderSpec& s = spec_;
   if (s.input_norms) acquire_if_empty(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
-  if (!in_tiles) complete_input(arena, n, a);
+  if (!in_tiles) complete_mixer_input(context_, arena, n, a);
   acquire_if_empty(arena, a.qkv, "qkv", t, {n, shape_.qkv_width()});
   if (s.qk_norm || s.projection_norm)
     acquire_if_empty(arena, a.qk, "rotated qk", t, {n, shape_.rotated_width()});
@@ -68,13 +69,6 @@ void AttentionBlock::complete(const DecoderPass& pass, LayerActivations& a, bool
     if (pass.batch.is_slice()) sliced_.complete(pass, a);
   }
   if (!a.lse) a.lse = acquire_lse(pass);
-}
-
-void AttentionBlock::complete_input(Arena& arena, std::int64_t n, LayerActivations& a) const {
-  if (spec_.input_norms)
-    acquire_if_empty(arena, a.normed1, "normed input", context_.activations(), {n, spec_.hidden});
-  else
-    a.normed1 = a.x;
 }
 
 void AttentionBlock::complete_head_norms(Arena& arena, std::int64_t n, LayerActivations& a) const {
@@ -117,13 +111,7 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
   const auto rows = [](Tensor t, std::int64_t first, std::int64_t count) { return t ? t.rows(first, count) : t; };
-  // The residual stream is x + residual_scale * delta; the sum is made where it is first read, by the norm.
-  for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
-    Arena::Scope scope(pass.arena);
-    LayerActivations part = tile < n ? a.rows(first, count) : a;
-    complete_input(pass.arena, count, part);
-    block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, rows(residual.x, first, count),
-                rows(residual.delta, first, count), residual.scale);
+  make_projections(context_, pass, p_, a, residual, tile, [&](const LayerActivations& part) {
     ops_.linear(stream, part.qkv, part.normed1, pass.weight(p_.qkv), pass.weight(p_.qkv_bias), Accumulate::overwrite);
   });
   rotate(pass, a);

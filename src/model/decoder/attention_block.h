@@ -29,7 +29,6 @@ class AttentionBlock final : public MixerBlock {
                 std::int64_t tile, Tensor room) const override;
 
  private:
-  void complete_input(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
   void complete_head_norms(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
   Tensor acquire_lse(const DecoderPass& pass) const;
   // Returns the layer's table of angles for those heads; empty if it does not rotate.

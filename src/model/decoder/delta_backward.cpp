@@ -3,6 +3,7 @@
 #include "model/decoder/delta_block.h"
 #include "model/decoder/gradients.h"
 #include "model/decoder/key_head_order.h"
+#include "model/decoder/mixer_input.h"
 
 namespace so {
 
@@ -32,25 +33,13 @@ void DeltaBlock::backward(const DecoderPass& pass, GradientSink& gradients, Laye
                            grad_linear(ops_, stream, sink, p_.o, Joined(), dout, gated);
                          });
   mix_backward(pass, gradients, a, dmixed, dprojected);
-  for_each_gradient_tile(
-      ops_, pass, gradients, {p_.qkv, p_.input_norm}, tile,
-      [&](GradientSink& sink, std::int64_t first, std::int64_t count) {
-        LayerActivations part = tile < n ? a.rows(first, count) : a;
-        Tensor dtile = dprojected.rows(first, count);
-        const Tensor dinput = dnormed.rows(0, count);
-        if (delta_.by_key_head) {  // in the place of the projections, which nothing reads any more
-          to_key_head_order(ops_, stream, delta_, part.qkv, dtile);
-          dtile = part.qkv;
-        }
-        ops_.linear_grad_input(stream, dinput, dtile, pass.weight(p_.qkv), Accumulate::overwrite);
-        if (!part.normed1) {
-          part.normed1 = p_.input_norm ? arena.acquire("normed input", t, {count, spec_.hidden}) : part.x;
-          block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, Tensor(), Tensor());
-        }
-        grad_linear(ops_, stream, sink, p_.qkv, Joined(), dtile, part.normed1);
-        block_input_backward(context_, pass, sink, p_.input_norm, part.x, part.inv_rms1, dinput,
-                             dresidual.rows(first, count));
-      });
+  // In the checkpoint's order the gradient takes the place of the projections, which nothing reads any more.
+  const auto sorted = [&](const LayerActivations& part, Tensor dtile) {
+    if (!delta_.by_key_head) return dtile;
+    to_key_head_order(ops_, stream, delta_, part.qkv, dtile);
+    return part.qkv;
+  };
+  projections_backward(context_, pass, gradients, p_, a, dprojected, dnormed, dresidual, tile, sorted);
 }
 
 Tensor DeltaBlock::gate_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,

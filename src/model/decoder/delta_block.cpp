@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "model/decoder/block_norms.h"
 #include "model/decoder/key_head_order.h"
+#include "model/decoder/mixer_input.h"
 
 namespace so {
 
@@ -38,7 +39,7 @@ void DeltaBlock::complete(const DecoderPass& pass, LayerActivations& a, bool in_
   const std::int64_t n = pass.tokens();
   const DType t = context_.activations();
   if (spec_.input_norms) acquire_if_empty(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
-  if (!in_tiles) complete_input(arena, n, a);
+  if (!in_tiles) complete_mixer_input(context_, arena, n, a);
   acquire_if_empty(arena, a.qkv, "delta projections", t, {n, delta_.projected_width()});
   if (!pass.batch.is_slice()) complete_rule_inputs(pass, a);
   if (!a.mixed) {
@@ -47,13 +48,6 @@ void DeltaBlock::complete(const DecoderPass& pass, LayerActivations& a, bool in_
     if (pass.batch.is_slice()) sliced_.complete(pass, a);
   }
   acquire_if_empty(arena, a.gated_inv_rms, "inverse rms of heads", DType::f32, {n, delta_.v_heads});
-}
-
-void DeltaBlock::complete_input(Arena& arena, std::int64_t n, LayerActivations& a) const {
-  if (spec_.input_norms)
-    acquire_if_empty(arena, a.normed1, "normed input", context_.activations(), {n, spec_.hidden});
-  else
-    a.normed1 = a.x;
 }
 
 DeltaPart DeltaBlock::part_of(const DecoderPass& pass, const LayerActivations& a) const {
@@ -86,15 +80,7 @@ void DeltaBlock::forward(const DecoderPass& pass, const LayerActivations& a, con
                          KvCache* cache, std::int64_t tile, bool mixed) const {
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
-  const auto rows = [](Tensor t, std::int64_t first, std::int64_t count) { return t ? t.rows(first, count) : t; };
-  for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
-    Arena::Scope scope(pass.arena);
-    LayerActivations part = tile < n ? a.rows(first, count) : a;
-    complete_input(pass.arena, count, part);
-    block_input(context_, pass, p_.input_norm, part.normed1, part.inv_rms1, part.x, rows(residual.x, first, count),
-                rows(residual.delta, first, count), residual.scale);
-    project(pass, part);
-  });
+  make_projections(context_, pass, p_, a, residual, tile, [&](const LayerActivations& part) { project(pass, part); });
   mix(pass, a, cache, mixed);
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
     Arena::Scope scope(pass.arena);

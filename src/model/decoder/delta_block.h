@@ -30,7 +30,6 @@ class DeltaBlock final : public MixerBlock {
  private:
   // Computes a.qkv. What it acquires lasts as long as the caller's scope.
   void project(const DecoderPass& pass, const LayerActivations& a) const;
-  void complete_input(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
   // All heads of a batch that is whole, as far as `a` has what they work with.
   DeltaPart part_of(const DecoderPass& pass, const LayerActivations& a) const;
   void complete_rule_inputs(const DecoderPass& pass, LayerActivations& a) const;
