@@ -1,7 +1,8 @@
 // Attention without a library: what runs where cuDNN does not (attention.h says when). Three sets of kernels with one
 // interface: on the tensor cores for bf16 whose rows can be read 16 bytes at a time, on Hopper's (hopper/) for heads of
-// 64, 128 and 512 of such rows, and plain fp32 arithmetic for all else. All keep sums in fp32 and add them in a fixed order;
-// backward computes the scores again, for dq and for dk and dv by themselves, so that no two blocks add to one element.
+// 64, 128 and 512 of such rows, and plain fp32 arithmetic for all else. All keep sums in fp32 and add them in a fixed
+// order; backward computes the scores again, for dq and for dk and dv by themselves, so that no two blocks add to one
+// element.
 #pragma once
 
 #include <cuda_runtime_api.h>
