@@ -202,6 +202,18 @@ TEST(UnitWork, OfAWindowIsWhatItsTilesVisit) {
   EXPECT_DOUBLE_EQ(forward(0, 100), forward(1, 100));
 }
 
+// Layers with a window have heads of 256, the sixth has heads of 512 and sees all: 7.2 and 28.1 ms were measured.
+TEST(UnitWork, OfLayersWithOtherHeadsIsTheirOwn) {
+  const DecoderSpec spec = preset_spec("gemma-4-31b");
+  ASSERT_EQ(spec.shape(5).head_dim, 512);
+  const std::vector<std::int32_t> document = rows(1, 8192);
+  const std::vector<UnitWork> work = unit_work(spec, document, DType::bf16, h200_efficiencies());
+  const double products = 2 * 8192.0 * static_cast<double>(matmul_parameters(spec, 5));
+  EXPECT_NEAR((layer_of(work, 5).forward_flops - products) / 670e12, 7.2e-3, 0.3e-3);
+  EXPECT_NEAR((layer_of(work, 5).backward_flops - 2 * products) / 670e12, 28.1e-3, 1.5e-3);
+  EXPECT_LT(layer_of(work, 0).forward_flops, 0.9 * layer_of(work, 5).forward_flops);
+}
+
 TEST(UnitWork, OfExpertsWithFewRowsIsMore) {
   const DecoderSpec spec = preset_spec("gpt-oss-20b");
   EXPECT_LT(mlp_share(spec, 0, 1000, h200_efficiencies()), 0.5);
