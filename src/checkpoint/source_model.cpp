@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/quantities.h"
 #include "checkpoint/rank_files.h"
+#include "checkpoint/selection_biases.h"
 #include "checkpoint/stream_tensors.h"
 #include "model/config.h"
 #include "model/parameters.h"
@@ -28,9 +29,13 @@ std::vector<ParameterFiles::Copy> possible_copies(const DecoderSpec& spec, const
   return {{names.stored("lm_head.weight"), make_parameter_index(spec, layout).embedding}};
 }
 
-ParameterFiles find_parameters(const HfDirectory& directory, const DecoderSpec& spec, const ParameterLayout& layout) {
-  const StoredNames names = names_in_files(
+StoredNames names_in(const HfDirectory& directory, const DecoderSpec& spec) {
+  return names_in_files(
       spec, [&](std::string_view name) { return directory.contains(name); }, printable_path(directory.path()));
+}
+
+ParameterFiles find_parameters(const HfDirectory& directory, const DecoderSpec& spec, const ParameterLayout& layout) {
+  const StoredNames names = names_in(directory, spec);
   return {directory, layout, possible_copies(spec, layout, names), spec.class_name(), names};
 }
 
@@ -84,6 +89,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRu
       spec_(with_expert_names(read_decoder_spec(config_json_, (directory / "config.json").string()), directory_)),
       layout_(std::make_unique<ParameterLayout>(make_parameters(spec_, rules))),
       files_(find_parameters(directory_, spec_, *layout_)) {
+  spec_.selection_biases = read_selection_biases(directory_, spec_, names_in(directory_, spec_));
   for (const ParameterFiles::Copy& copy : files_.copies())
     log_info("{}: {} is the embedding, since config.json ties them; the file repeats it", directory.string(),
              copy.name);
@@ -101,15 +107,18 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRu
 
 std::vector<std::string> ModelFiles::carried_lines() const {
   std::uint64_t bytes = 0;
+  std::size_t tensors = 0;
   std::string stale;
   for (const ParameterFiles::Carried& carried : files_.carried()) {
+    if (carried.constant) continue;
     bytes += carried.info().bytes();
-    if (stale.empty() && is_prediction_head(carried.tensor)) stale = carried.tensor;
+    ++tensors;
+    if (stale.empty() && carried.prediction_head) stale = carried.tensor;
   }
   std::vector<std::string> lines;
   if (bytes > 0)
     lines.push_back(fmt::format("{}: {} of {} tensors, {}, are no part of the text model: they are copied as they are",
-                                directory_.path().string(), files_.carried().size(), directory_.tensor_names().size(),
+                                directory_.path().string(), tensors, directory_.tensor_names().size(),
                                 format_bytes(bytes)));
   if (!stale.empty())
     lines.push_back(fmt::format(

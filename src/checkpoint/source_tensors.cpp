@@ -130,7 +130,7 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
         continue;
       }
       if (names.carries(name)) {
-        carried_.push_back({&shard, name});
+        carried_.push_back({&shard, name, names.is_constant(name), names.is_prediction_head(name)});
         carried_.back().info();  // refuses a type that cannot be written again
         continue;
       }

@@ -21,10 +21,11 @@ class ParameterFiles {
     std::string name;
     int parameter = 0;
   };
-  // A tensor of a part of the model that is not the text model.
+  // A tensor that is copied as it is (StoredNames::carries()).
   struct Carried {
     const SafetensorsReader* file = nullptr;
     std::string tensor;
+    bool constant = false, prediction_head = false;
     const TensorInfo& info() const { return file->info(tensor); }
   };
 

@@ -16,6 +16,7 @@
 #include "checkpoint/file_names.h"
 #include "checkpoint/named_model.h"
 #include "checkpoint/output_contents.h"
+#include "checkpoint/selection_biases.h"
 #include "commands/command.h"
 #include "commands/shared_rows.h"
 #include "io/atomic_directory.h"
@@ -121,6 +122,8 @@ void write_random_weights(HfModelWriter& writer, const DecoderSpec& spec, const 
       progress.update(static_cast<double>(done) / static_cast<double>(bytes), format_bytes(bytes));
     }
   }
+  for (const TensorSpec& tensor : selection_bias_specs(spec))
+    writer.write(tensor.name, 0, std::vector<std::byte>(static_cast<std::size_t>(tensor.bytes())));
   writer.finish();
 }
 
@@ -151,7 +154,9 @@ int run(const InitOptions& options, const OptionOrigins&) {
   AtomicDirectory directory(into ? output / init_directory : output);
   write_text_file_atomically(directory.path() / "config.json", config_with_dtype(config.text, dtype));
   if (options.tokenizer) copy_auxiliary_files(*options.tokenizer, directory.path());
-  HfModelWriter writer(directory.path(), tensor_specs(layout, dtype));
+  std::vector<TensorSpec> tensors = tensor_specs(layout, dtype);
+  for (const TensorSpec& tensor : selection_bias_specs(spec)) tensors.push_back(tensor);
+  HfModelWriter writer(directory.path(), tensors);
   write_random_weights(writer, spec, layout, dtype, static_cast<std::uint64_t>(options.seed));
   write_checksums(directory.path(), {{}, writer.checksums()});
   if (into) {

@@ -66,6 +66,8 @@ std::vector<UnitBackward> unit_backward(const DecoderSpec& spec, const Parameter
                               ? static_cast<double>(spec.experts.per_token) / static_cast<double>(spec.experts.count)
                               : 1;
     set(layer_unit(layer), {{l.qkv},
+                            {l.q_heads},
+                            {l.kv_heads},
                             {l.o},
                             {l.router},
                             {l.gate_up, chosen},

@@ -16,6 +16,18 @@ Buffer make_rope(Device& device, Stream& stream, const DecoderSpec& spec, std::i
   return buffer;
 }
 
+// What routers add where they choose: zeros where no file has said so. Empty where they add nothing.
+Buffer make_selection_biases(Device& device, Stream& stream, const DecoderSpec& spec) {
+  if (!spec.experts.selection_bias) return {};
+  std::vector<float> values = spec.selection_biases;
+  values.resize(static_cast<std::size_t>(spec.layers * spec.experts.count));
+  Buffer buffer = device.allocate(MemoryKind::device, values.size() * sizeof(float), "routers' selection biases");
+  if (!device.backed()) return buffer;
+  stream.copy(buffer.data(), values.data(), buffer.bytes());
+  stream.synchronize();
+  return buffer;
+}
+
 // Lays out the cache from `memory` on, which may be null.
 struct CacheLayout {
   CacheLayout(std::byte* memory, const DecoderSpec& spec, DType activations, std::int64_t rows) : memory_(memory) {
@@ -45,6 +57,11 @@ struct CacheLayout {
   std::byte* memory_;
 };
 
+Tensor selection_table(const Buffer& memory, const DecoderSpec& spec) {
+  if (!spec.experts.selection_bias) return {};
+  return {memory.data(), DType::f32, {spec.layers * spec.experts.count}};
+}
+
 std::size_t cache_bytes(const DecoderSpec& spec, DType activations, std::int64_t rows) {
   return CacheLayout(nullptr, spec, activations, rows).bytes;
 }
@@ -71,13 +88,14 @@ ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const Dec
     : device_(device),
       rope_rows_(spec, shape.positions),
       rope_(make_rope(device, stream, spec, shape.positions)),
+      selection_biases_(make_selection_biases(device, stream, spec)),
       cache_memory_(device.allocate(MemoryKind::device,
                                     cache_bytes(spec, settings.formats.activations, shape.cache_rows), "KV cache")),
       cache_(make_cache(cache_memory_, spec, settings.formats.activations, shape.cache_rows)),
       store_(device, kept_on_host(settings.keep),
              layer_input_bytes(spec, settings.formats.activations, shape.kept_tokens)),
       decoder_(spec, layout, ops, Tensor(rope_.data(), DType::f32, {rope_width(spec) * rope_rows_.count()}),
-               for_largest_batch(settings, shape), &store_, exchange),
+               for_largest_batch(settings, shape), selection_table(selection_biases_, spec), &store_, exchange),
       upload_(device, shape.batch_tokens, shape.sequence_tokens, rope_rows_) {}
 
 void ModelOnDevice::make_arena(std::size_t bytes) { arena_.emplace(device_, MemoryKind::device, "activations", bytes); }

@@ -49,7 +49,7 @@ class ModelOnDevice {
  private:
   Device& device_;
   const RopeRows rope_rows_;
-  const Buffer rope_, cache_memory_;
+  const Buffer rope_, selection_biases_, cache_memory_;
   KvCache cache_;
   ActivationStore store_;
   const Decoder decoder_;

@@ -20,7 +20,8 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   const auto q = shape.q_width(), kv = shape.kv_width(), h = s.hidden, f = s.intermediate;
   const ExpertSpec& x = s.experts;
   const DeltaSpec& d = s.delta;
-  const bool delta = s.is_delta(layer), attends = !delta;
+  const LatentSpec& l = s.latent;
+  const bool delta = s.is_delta(layer), latent = s.is_latent(layer), attends = !delta && !latent;
   const bool experts = s.layer(layer).experts, dense = !experts, expert_biases = experts && x.biases;
   const bool stacked = experts && x.stacked, one_by_one = experts && !x.stacked;
   const bool shared = experts && x.shared_intermediate > 0;
@@ -63,10 +64,22 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
       return {.present = attends && qk_norms, .decay = false, .dims = {s.qk_norm ? shape.head_dim : kv}};
     case Role::sinks:
       return {.present = attends && s.sinks, .dims = {s.heads}};
+    case Role::q_latent:
+      return {.present = latent, .dims = {l.q_rank, h}};
+    case Role::kv_latent:
+      return {.present = latent, .joined = true, .dims = {l.kv_rank + l.rotary_dim, h}};
+    case Role::q_latent_norm:
+      return {.present = latent, .decay = false, .dims = {l.q_rank}};
+    case Role::q_heads:
+      return {.present = latent, .dims = {q, l.q_rank}};
+    case Role::kv_latent_norm:
+      return {.present = latent, .decay = false, .dims = {l.kv_rank}};
+    case Role::kv_heads:
+      return {.present = latent, .dims = {s.heads * (l.still_dim + l.v_dim), l.kv_rank}};
     case Role::o:
-      return {.present = attends, .dims = {h, q}};
+      return {.present = !delta, .dims = {h, s.mixed_width(layer)}};
     case Role::o_bias:
-      return {.present = attends && s.o_bias, .decay = false, .dims = {h}};
+      return {.present = !delta && s.o_bias, .decay = false, .dims = {h}};
     case Role::delta_qkv:
       return {.present = delta && !d.by_key_head, .dims = {d.convolved_width(), h}};
     case Role::delta_z:
@@ -106,6 +119,8 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
       return {.present = experts, .dims = {x.count, h}};
     case Role::router_bias:
       return {.present = experts && x.router_bias, .decay = false, .dims = {x.count}};
+    case Role::selection_bias:
+      return {.present = false};
     case Role::expert_gate:
     case Role::expert_up:
       return {.present = one_by_one, .joined = true, .dims = {x.intermediate, h}};
@@ -253,11 +268,16 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
     index.layers.push_back(
         {.scale = joined(l, {{Role::layer_scale}}),
          .input_norm = joined(l, {{Role::input_norm}}),
-         .qkv = joined(l, {{Role::q, qkv}, {Role::qkv}, {Role::delta_qkv, 4}, {Role::delta_qkvz, 2}}),
+         .qkv =
+             joined(l, {{Role::q, qkv}, {Role::qkv}, {Role::delta_qkv, 4}, {Role::delta_qkvz, 2}, {Role::q_latent, 2}}),
          .qkv_bias = joined(l, {{Role::q_bias, qkv}}),
          .q_norm = joined(l, {{Role::q_norm}}),
          .k_norm = joined(l, {{Role::k_norm}}),
          .sinks = joined(l, {{Role::sinks}}),
+         .q_latent_norm = joined(l, {{Role::q_latent_norm}}),
+         .q_heads = joined(l, {{Role::q_heads}}),
+         .kv_latent_norm = joined(l, {{Role::kv_latent_norm}}),
+         .kv_heads = joined(l, {{Role::kv_heads}}),
          .o = joined(l, {{Role::o}, {Role::delta_out}}),
          .o_bias = joined(l, {{Role::o_bias}}),
          .attention_output_norm = joined(l, {{Role::attention_output_norm}}),
@@ -289,7 +309,8 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
 std::int64_t matmul_parameters(const DecoderSpec& s, std::int64_t layer) {
   const ExpertSpec& x = s.experts;
   const std::int64_t router = s.layer(layer).experts ? (x.count + (x.shared_gate ? 1 : 0)) * s.hidden : 0;
-  return (s.projected_width(layer) + s.mixed_width(layer) + 3 * s.mlp_width(layer)) * s.hidden + router;
+  return (s.projected_width(layer) + s.mixed_width(layer) + 3 * s.mlp_width(layer)) * s.hidden +
+         s.latent_parameters(layer) + router;
 }
 
 std::int64_t matmul_parameters(const DecoderSpec& s) {

@@ -44,7 +44,9 @@ struct Joined {
 struct ParameterIndex {
   struct Layer {
     Joined scale;  // in unit 0, as all layers' are: so their own units are trained whole
-    Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, attention_output_norm, mlp_norm;
+    Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks;
+    Joined q_latent_norm, q_heads, kv_latent_norm, kv_heads;  // of a layer with latents, which are its qkv
+    Joined o, o_bias, attention_output_norm, mlp_norm;
     Joined convolution, a_log, dt_bias, delta_norm;  // of a delta layer, whose qkv and o are its first and last product
     Joined router, router_bias;                      // in a layer with experts, whose next four are of all experts
     Joined gate_up, gate_up_bias, down, down_bias;

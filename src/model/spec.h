@@ -74,7 +74,11 @@ struct ExpertSpec {
   std::int64_t count = 0;         // 0: the model has none
   std::int64_t per_token = 0;     // chosen for each token
   std::int64_t intermediate = 0;  // of one expert
-  bool renormalized = false;      // the weights of those chosen add up to 1
+  RouterRule::Scores scores = RouterRule::Scores::softmax;
+  bool renormalized = false;  // the weights of those chosen add up to 1, or to the scale
+  double scale = 1;           // multiplies the weights
+  // What is added to scores where experts are chosen, and only there, is fixed: it is neither trained nor a parameter.
+  bool selection_bias = false;
   bool router_bias = false;
   bool biases = false;  // on both products
   // Files have all of a layer's experts as one tensor. Where a family is published in both ways, this is the usual one
@@ -98,6 +102,20 @@ struct ExpertSpec {
 enum class TokenMixer : std::uint8_t {
   attention,
   gated_delta,  // a state that every token changes, behind a short convolution [Gated DeltaNet, Yang et al. 2024]
+  latent,       // attention whose queries, keys and values are made of few columns a token [MLA, DeepSeek-AI 2024]
+};
+
+// Attention by latents, where a layer has it. A token's first product makes a latent of its queries, one of its keys
+// and values, and the part of its keys that rotates, which all heads share. Each latent has a norm, and a second
+// product makes heads of it. A head's queries and keys begin with the part that does not rotate; its values are as
+// wide.
+struct LatentSpec {
+  std::int64_t q_rank = 0, kv_rank = 0;   // columns of the latents
+  std::int64_t still_dim = 0, v_dim = 0;  // of a head: what does not rotate of its queries and keys, and its values
+  std::int64_t rotary_dim = 0;            // the rest
+  float norm_epsilon = 1e-6f;             // of the latents' norms
+
+  std::int64_t projected_width() const { return q_rank + kv_rank + rotary_dim; }
 };
 
 // The gated delta rule, where a layer has it. Value head h reads and writes with key head h / (v_heads / k_heads).
@@ -163,8 +181,12 @@ struct DecoderSpec {
   std::optional<RopeSpec> local_rope;
   ExpertSpec experts;
   DeltaSpec delta;
+  LatentSpec latent;
   std::vector<LayerSpec> layer_specs;  // by layer; empty: every layer is a plain one
   double initializer_range = 0.02;
+  // The values of ExpertSpec::selection_bias as the model's files have them, [layers, experts.count] with zeros for
+  // layers without experts; empty: no files were read, and all are zero.
+  std::vector<float> selection_biases;
   std::vector<std::string> remarks;  // what config.json asks for and is not done, a line each
 
   // The class that config.json names.
@@ -188,9 +210,16 @@ struct DecoderSpec {
       if (l.mixer == TokenMixer::gated_delta) return true;
     return false;
   }
+  bool is_latent(std::int64_t i) const { return layer(i).mixer == TokenMixer::latent; }
   // Columns that the first product of a layer makes of a token, and that its tokens' mixer gives to the last.
   std::int64_t projected_width(std::int64_t i) const {
+    if (is_latent(i)) return latent.projected_width();
     return is_delta(i) ? delta.projected_width() : shape(i).qkv_width();
+  }
+  // Parameters of a layer's second products, which make heads of latents.
+  std::int64_t latent_parameters(std::int64_t i) const {
+    if (!is_latent(i)) return 0;
+    return latent.q_rank * shape(i).q_width() + latent.kv_rank * heads * (latent.still_dim + latent.v_dim);
   }
   std::int64_t mixed_width(std::int64_t i) const { return is_delta(i) ? delta.v_width() : shape(i).q_width(); }
   std::int64_t expert_layers() const {

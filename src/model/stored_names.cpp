@@ -1,6 +1,8 @@
 #include "model/stored_names.h"
 
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 
 #include "base/error.h"
 #include "model/parameters.h"
@@ -20,7 +22,26 @@ bool has_role(const DecoderSpec& spec, Role role) {
   return std::any_of(names.begin(), names.end(), [&](const TensorName& row) { return row.role == role; });
 }
 
+// The number behind `prefix` that `name` has, and a dot; -1 if it has none.
+std::int64_t number_in(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return -1;
+  const std::string_view rest = name.substr(prefix.size());
+  std::int64_t number = -1;
+  const auto [stop, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+  return error == std::errc() && stop != rest.data() + rest.size() && *stop == '.' ? number : -1;
+}
+
 }  // namespace
+
+StoredNames::StoredNames(const DecoderSpec& spec)
+    : constants_(selection_bias_names(spec)), layers_(find_family(spec.architecture).extra_layers ? spec.layers : 0) {
+  std::erase(constants_, std::string());
+}
+
+StoredNames::StoredNames(const DecoderSpec& spec, const Wrapper& wrapper, const TextNames& text) : StoredNames(spec) {
+  wrapper_ = &wrapper;
+  text_ = text;
+}
 
 std::string StoredNames::stored(std::string_view parameter) const {
   if (std::string name = exchanged(parameter, family_names.model, text_.model); !name.empty()) return name;
@@ -36,17 +57,33 @@ std::string StoredNames::parameter(std::string_view stored) const {
 
 bool StoredNames::carries(std::string_view stored) const {
   const auto begins = [&](std::string_view prefix) { return stored.starts_with(prefix); };
-  return is_prediction_head(stored) ||
+  return is_prediction_head(stored) || is_constant(stored) ||
          (wrapper_ != nullptr && std::any_of(wrapper_->carried.begin(), wrapper_->carried.end(), begins));
 }
 
-bool is_prediction_head(std::string_view stored) { return stored.starts_with("mtp."); }
+bool StoredNames::is_prediction_head(std::string_view stored) const {
+  return stored.starts_with("mtp.") || (layers_ > 0 && number_in(parameter(stored), "model.layers.") >= layers_);
+}
+
+bool StoredNames::is_constant(std::string_view stored) const {
+  return !constants_.empty() && std::find(constants_.begin(), constants_.end(), parameter(stored)) != constants_.end();
+}
+
+std::vector<std::string> selection_bias_names(const DecoderSpec& spec) {
+  if (!spec.experts.selection_bias) return {};
+  std::vector<std::string> names(static_cast<std::size_t>(spec.layers));
+  for (const TensorName& row : find_family(spec.architecture).names)
+    for (std::int64_t layer = 0; row.role == Role::selection_bias && layer < spec.layers; ++layer)
+      if (spec.layer(layer).experts)
+        names[static_cast<std::size_t>(layer)] = fmt::format(fmt::runtime(row.name), layer);
+  return names;
+}
 
 std::vector<StoredNames> possible_names(const DecoderSpec& spec) {
   const Wrapper* const wrapper = find_wrapper(spec);
-  if (wrapper == nullptr) return {StoredNames()};
+  if (wrapper == nullptr) return {StoredNames(spec)};
   std::vector<StoredNames> all;
-  for (const TextNames& text : wrapper->names) all.emplace_back(*wrapper, text);
+  for (const TextNames& text : wrapper->names) all.emplace_back(spec, *wrapper, text);
   return all;
 }
 

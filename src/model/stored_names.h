@@ -2,6 +2,7 @@
 // options, messages and optimizer state.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -14,23 +15,30 @@ namespace so {
 
 class StoredNames {
  public:
-  StoredNames() = default;  // of a text model by itself: the same ones
-  StoredNames(const Wrapper& wrapper, const TextNames& text) : wrapper_(&wrapper), text_(text) {}
+  StoredNames() = default;                        // the same ones
+  explicit StoredNames(const DecoderSpec& spec);  // of a text model by itself: the same ones
+  StoredNames(const DecoderSpec& spec, const Wrapper& wrapper, const TextNames& text);
 
   std::string stored(std::string_view parameter) const;
   // The name of the parameter that a tensor of the text model is of; empty: it is none of the text model's.
   std::string parameter(std::string_view stored) const;
-  // Whether a tensor is of another part of the model, which training leaves as it is.
+  // Whether a tensor is no parameter, but of another part of the model or a constant, which training leaves as it is.
   bool carries(std::string_view stored) const;
+  // Whether a tensor is of extra heads that predict further tokens from the text model's states. They are no part of
+  // it, and fit it no longer when it has been trained.
+  bool is_prediction_head(std::string_view stored) const;
+  // Whether it is what the text model computes with and nothing trains.
+  bool is_constant(std::string_view stored) const;
 
  private:
   const Wrapper* wrapper_ = nullptr;
   TextNames text_{.model = "model.", .lm_head = "lm_head."};
+  std::vector<std::string> constants_;
+  std::int64_t layers_ = 0;  // of the model, where its files may have more
 };
 
-// Whether a tensor is of extra heads that predict further tokens from the text model's states. They are no part of it,
-// and fit it no longer when it has been trained.
-bool is_prediction_head(std::string_view stored);
+// The tensors of DecoderSpec::selection_biases by layer, as its family names them; empty for a layer without.
+std::vector<std::string> selection_bias_names(const DecoderSpec& spec);
 
 // All names that the files of such a model can have; the first are what transformers writes.
 std::vector<StoredNames> possible_names(const DecoderSpec& spec);

@@ -51,6 +51,15 @@ void expect_rotation(const char* op, const Heads& heads, const Tensor& positions
   }
 }
 
+void expect_shared_head(const char* op, const char* name_one, const Heads& one, const char* name_all,
+                        const Heads& all) {
+  expect_compute_dtype(op, name_all, all.rows.dtype());
+  expect_heads(op, name_all, all, all.rows.dtype(), all.rows.dim(0));
+  expect_heads(op, name_one, one, all.rows.dtype(), all.rows.dim(0));
+  SO_CHECK(one.heads == 1 && one.head_dim == all.head_dim, "{}: {} has {} heads of {}, {} heads of {}", op, name_one,
+           one.heads, one.head_dim, name_all, all.head_dim);
+}
+
 void expect_same_heads(const char* op, const char* name_a, const Heads& a, const char* name_b, const Heads& b) {
   SO_CHECK(a.rows.rank() == 2, "{}: {} has rows {}, not [N, width]", op, name_a, shape_string(a.rows.shape()));
   expect_heads(op, name_a, a, a.rows.dtype(), a.rows.dim(0));

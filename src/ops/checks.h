@@ -29,6 +29,9 @@ void expect_no_gaps(const char* op, const char* argument, const Heads& heads);
 // Expects the same heads in other rows.
 void expect_same_heads(const char* op, const char* name_a, const Heads& a, const char* name_b, const Heads& b);
 
+// Expects one head, and heads of its size in other rows.
+void expect_shared_head(const char* op, const char* name_one, const Heads& one, const char* name_all, const Heads& all);
+
 // Checks what Ops states of a rotation: positions, table and norm for these heads.
 void expect_rotation(const char* op, const Heads& heads, const Tensor& positions, const Tensor& table,
                      const HeadNorm& norm);

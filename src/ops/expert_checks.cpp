@@ -39,25 +39,30 @@ RoutingSize expect_routing(const char* op, const Routing& routing) {
   return size;
 }
 
-RoutingSize expect_route(const char* op, const Routing& routing, const Tensor& logits) {
+RoutingSize expect_route(const char* op, const Routing& routing, const Tensor& logits, const RouterRule& rule) {
   const RoutingSize size = expect_routing(op, routing);
   expect_tensor(op, "logits", logits, DType::f32, {size.tokens, size.experts});
+  if (const Tensor& bias = rule.selection_bias) {
+    SO_CHECK(rule.scores == RouterRule::Scores::sigmoid, "{}: a bias of the selection goes with sigmoids", op);
+    expect_tensor(op, "selection_bias", bias, DType::f32, {size.experts});
+  }
   return size;
 }
 
 RoutingSize expect_route_grad(const char* op, const Tensor& dlogits, const Tensor& dweights, const Routing& routing,
-                              const Tensor& logits, const Tensor& counts) {
-  const RoutingSize size = expect_route(op, routing, logits);
+                              const Tensor& logits, const RouterRule& rule, const Tensor& counts) {
+  const RoutingSize size = expect_route(op, routing, logits, rule);
   expect_compute_dtype(op, "dlogits", dlogits.dtype());
   expect_tensor(op, "dlogits", dlogits, dlogits.dtype(), {size.tokens, size.experts});
   expect_tensor(op, "dweights", dweights, DType::f32, {size.rows});
+  SO_CHECK(!counts || rule.scores == RouterRule::Scores::softmax, "{}: the balance goes with softmax", op);
   if (counts) expect_tensor(op, "counts", counts, DType::f32, {size.experts});
   return size;
 }
 
 RoutingSize expect_router_load(const char* op, const Tensor& counts, const Tensor& shares, const Routing& routing,
                                const Tensor& logits) {
-  const RoutingSize size = expect_route(op, routing, logits);
+  const RoutingSize size = expect_route(op, routing, logits, {});
   expect_tensor(op, "counts", counts, DType::f32, {size.experts});
   expect_tensor(op, "shares", shares, DType::f32, {size.experts});
   return size;

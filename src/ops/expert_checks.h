@@ -21,9 +21,9 @@ struct ExpertProductSize {
 };
 
 RoutingSize expect_routing(const char* op, const Routing& routing);
-RoutingSize expect_route(const char* op, const Routing& routing, const Tensor& logits);
+RoutingSize expect_route(const char* op, const Routing& routing, const Tensor& logits, const RouterRule& rule);
 RoutingSize expect_route_grad(const char* op, const Tensor& dlogits, const Tensor& dweights, const Routing& routing,
-                              const Tensor& logits, const Tensor& counts);
+                              const Tensor& logits, const RouterRule& rule, const Tensor& counts);
 RoutingSize expect_router_load(const char* op, const Tensor& counts, const Tensor& shares, const Routing& routing,
                                const Tensor& logits);
 void expect_router_loss(const char* op, const Tensor& losses, const Tensor& targets, const Tensor& counts,

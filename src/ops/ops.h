@@ -91,11 +91,25 @@ struct AttentionSize {
 // and choice are the rows of matrices with R = N K rows, sorted by expert, and by pair within an expert. All of this is
 // on the device: the host never knows how many rows an expert has.
 struct Routing {
-  Tensor experts;  // i32 [N, K]: largest logit first, of equal ones the lower expert
+  Tensor experts;  // i32 [N, K]: what chooses (RouterRule) is largest first, of equal ones the lower expert
   Tensor rows;     // i32 [N, K]: the row of a pair
   Tensor pairs;    // i32 [R]: the pair of a row
   Tensor weights;  // f32 [R]: what the row counts in its token's sum
   Tensor offsets;  // i32 [E + 1]: expert e has the rows [offsets[e], offsets[e + 1])
+};
+
+// How a router's logits choose experts, and how much those count.
+struct RouterRule {
+  enum class Scores : std::uint8_t {
+    softmax,  // shares of all experts
+    sigmoid,  // of each expert by itself [DeepSeek-AI 2024]
+  };
+  Scores scores = Scores::softmax;
+  bool renormalized = false;  // a token's weights are divided by their sum; sigmoids by that and 1e-20
+  float scale = 1;            // multiplies the weights
+  // f32 [E] or empty, with sigmoids: the experts with the largest sums of score and bias are chosen, and weighed by
+  // their scores alone.
+  Tensor selection_bias{};
 };
 
 // How an expert's weight [E, ., .] lies: as x w^T takes it, or as x w does.
@@ -235,6 +249,10 @@ class Ops {
   virtual void head_norm_grad(Stream&, const HeadNormGrad&) = 0;
   // out = in, for laying rows into a KV cache. Heads may have gaps between them.
   virtual void copy_heads(Stream&, Heads out, Heads in) = 0;
+  // Every head of `out` becomes the one head of `in`; and the gradient of that: the one head of `out` becomes the sum
+  // of those of `in`, in their order in fp32, rounded once. Heads may have gaps between them.
+  virtual void spread_head(Stream&, Heads out, Heads in) = 0;
+  virtual void sum_heads(Stream&, Heads out, Heads in) = 0;
 
   // out = softmax(scale q k^T) v by document, causal. q.heads is a multiple of k.heads == v.heads (grouped queries).
   struct Attention {
@@ -351,12 +369,12 @@ class Ops {
   virtual void delta_rule_grad(Stream&, const DeltaRuleGrad&) = 0;
 
   // ---- Mixture of experts ----
-  // Routing by the K largest of each token's logits, f32 [N, E]. A pair's weight is its expert's share of the softmax
-  // over all E experts; renormalized: over those chosen.
-  virtual void route(Stream&, const Routing& out, Tensor logits, bool renormalized) = 0;
-  // dlogits T [N, E], overwritten, from dweights f32 [R]; and, if `counts` f32 [E] is not empty, of
-  // balance_scale * sum over e of counts[e] * (sum over n of softmax(logits[n])[e]), counts being constants.
-  virtual void route_grad(Stream&, Tensor dlogits, Tensor dweights, const Routing&, Tensor logits, bool renormalized,
+  // Chooses each token's K experts by its logits, f32 [N, E].
+  virtual void route(Stream&, const Routing& out, Tensor logits, const RouterRule&) = 0;
+  // dlogits T [N, E], overwritten, from dweights f32 [R]; and, if `counts` f32 [E] is not empty, which goes with
+  // softmax, of balance_scale * sum over e of counts[e] * (sum over n of softmax(logits[n])[e]), counts being
+  // constants.
+  virtual void route_grad(Stream&, Tensor dlogits, Tensor dweights, const Routing&, Tensor logits, const RouterRule&,
                           Tensor counts, float balance_scale) = 0;
   // counts[e] = (+) the rows of expert e; shares[e] = (+) sum over n of softmax(logits[n])[e]. Both f32 [E].
   virtual void router_load(Stream&, Tensor counts, Tensor shares, const Routing&, Tensor logits, Accumulate) = 0;

@@ -1,4 +1,4 @@
-// Gated delta layers: what their state and their convolution must not carry from a document to the next.
+// Gated delta layers and attention by latents: what must not be carried from a document to the next.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ class DeltaTest : public testing::TestWithParam<const char*> {
   const ModelFixture fixture{GetParam()};
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, DeltaTest, testing::Values("qwen3-5", "qwen3-5-bias", "qwen3-next"),
+INSTANTIATE_TEST_SUITE_P(Models, DeltaTest, testing::Values("qwen3-5", "qwen3-5-bias", "qwen3-next", "glm4-moe-lite"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Models, RemadeTest,
                                          "qwen3-moe", "qwen3-moe-balance", "mixtral-v4", "gpt-oss", "seed-oss",
                                          "smollm3-v4", "olmo2-v4", "olmo3", "granite-v4", "glm4-v4", "gemma3-v4",
                                          "ministral3", "qwen3-5", "qwen3-5-bias", "qwen3-5-moe", "qwen3-next", "gemma4",
-                                         "gemma4-moe", "gemma4-vision"),
+                                         "gemma4-moe", "gemma4-vision", "glm4-moe-lite"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');

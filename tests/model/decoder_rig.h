@@ -86,6 +86,7 @@ struct ModelFixture {
         layout(make_parameters(spec, rules)),
         weights(text_tensors(spec, read_model_weights(path / "model"))),
         expected(nlohmann::json::parse(read_file(path / "expected.json"))) {
+    spec.selection_biases = selection_biases(spec, read_model_weights(path / "model"));
     read_documents();
   }
   // The same with so many layers: those of the fixture again and again. What is expected of the fixture does not hold.
@@ -96,6 +97,12 @@ struct ModelFixture {
     const std::vector<LayerSpec> layer_specs = spec.layer_specs;
     for (std::int64_t layer = before; layer < layers && !layer_specs.empty(); ++layer)
       spec.layer_specs.push_back(layer_specs[static_cast<std::size_t>(layer % before)]);
+    const std::vector<float> biases = spec.selection_biases;
+    const auto row = static_cast<std::size_t>(spec.experts.count);
+    for (std::int64_t layer = before; layer < layers && !biases.empty(); ++layer) {
+      const auto from = biases.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(layer % before) * row);
+      spec.selection_biases.insert(spec.selection_biases.end(), from, from + static_cast<std::ptrdiff_t>(row));
+    }
     fixture.layout = ParameterLayout(make_parameters(spec, rules));
     for (const Parameter& parameter : fixture.layout.parameters()) {
       const std::string prefix = "model.layers.";
@@ -242,8 +249,11 @@ class DecoderRig {
         settings_(settings),
         weights_(stream.device(), fixture.layout, settings.formats.weights),
         rope_(make_rope(stream, fixture.spec)),
+        selection_biases_(stream, DType::f32, {static_cast<std::int64_t>(fixture.spec.selection_biases.size())},
+                          {fixture.spec.selection_biases.begin(), fixture.spec.selection_biases.end()}),
         store_(stream.device(), kept_on_host(settings.keep), 1024 * static_cast<std::size_t>(fixture.spec.hidden)),
-        decoder_(fixture.spec, fixture.layout, ops, rope_, settings, &store_, exchange) {
+        decoder_(fixture.spec, fixture.layout, ops, rope_, settings,
+                 fixture.spec.selection_biases.empty() ? Tensor() : Tensor(selection_biases_), &store_, exchange) {
     load();
     if (!stream.device().backed()) return;
     dry_device_ = make_dry_device(stream.device().kind());
@@ -436,7 +446,7 @@ class DecoderRig {
   const ModelFixture& fixture_;
   const DecoderSettings settings_;
   WatchedWeights weights_;
-  TestTensor rope_;
+  TestTensor rope_, selection_biases_;
   std::int64_t text_tokens_ = 0;  // with a cache
   ActivationStore store_;         // of 256 tokens
   Decoder decoder_;

@@ -103,7 +103,7 @@ class SequenceTest : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Models, SequenceTest,
                          testing::Values("llama-bias", "gpt-oss", "qwen3-moe-balance", "olmo3", "gemma3-v4",
                                          "ministral3", "qwen3-5", "qwen3-5-bias", "qwen3-5-moe", "qwen3-next", "gemma4",
-                                         "gemma4-moe"),
+                                         "gemma4-moe", "glm4-moe-lite"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');

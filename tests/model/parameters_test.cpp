@@ -185,6 +185,7 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", Qwen3_5MoeForCausalLM"
                  ", Qwen3NextForCausalLM"
                  ", Gemma4ForCausalLM"
+                 ", Glm4MoeLiteForCausalLM"
                  ", Mistral3ForConditionalGeneration"
                  ", Gemma3ForConditionalGeneration"
                  ", Qwen3_5ForConditionalGeneration"

@@ -26,6 +26,7 @@ constexpr Published published[] = {
     {"gemma-4-26b-a4b", 25'233'141'790, "Gemma4ForCausalLM"},
     {"gemma-4-31b", 30'697'345'340, "Gemma4ForCausalLM"},
     {"glm-4-9b", 9'400'279'040, "Glm4ForCausalLM"},
+    {"glm-4.7-flash", 29'943'390'976, "Glm4MoeLiteForCausalLM"},
     {"gpt-oss-20b", 20'914'757'184, "GptOssForCausalLM"},
     {"granite-3.3-8b", 8'170'864'640, "GraniteForCausalLM"},
     {"llama-3.1-8b", 8'030'261'248, "LlamaForCausalLM"},

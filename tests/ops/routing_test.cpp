@@ -90,7 +90,7 @@ TEST(Route, AgreesWithDoublePrecision) {
           const Values x = random_logits(c, ties, 1);
           const TestTensor logits(s, DType::f32, {c.tokens, c.experts}, x);
           const RoutingTensors out(s, c.tokens, c.choices, c.experts);
-          rig.ops().route(s, out, logits, renormalized);
+          rig.ops().route(s, out, logits, {.renormalized = renormalized});
           const HostRouting expected = route(x, c, renormalized);
           ASSERT_EQ(out.experts.values(s), doubles(expected.experts));
           ASSERT_EQ(out.offsets.values(s), doubles(expected.offsets));
@@ -109,7 +109,7 @@ TEST(Route, AllTokensMayChooseOneExpertAndThereMayBeNone) {
     for (std::size_t i = 3; i < x.size(); i += 6) x[i] = 1;
     const TestTensor logits(s, DType::f32, {tokens, 6}, x);
     const RoutingTensors out(s, tokens, 1, 6);
-    rig.ops().route(s, out, logits, true);
+    rig.ops().route(s, out, logits, {.renormalized = true});
     const auto all = static_cast<double>(tokens);
     EXPECT_EQ(out.offsets.values(s), (Values{0, 0, 0, 0, all, all, all}));
     EXPECT_EQ(out.weights.values(s), Values(at(tokens), 1.0));
@@ -134,7 +134,7 @@ TEST(Route, NaNAndInfinityShowInTheWeights) {
   for (const bool renormalized : {false, true}) {
     const TestTensor logits(s, DType::f32, {c.tokens, c.experts}, x);
     const RoutingTensors out(s, c.tokens, c.choices, c.experts);
-    rig.ops().route(s, out, logits, renormalized);
+    rig.ops().route(s, out, logits, {.renormalized = renormalized});
     EXPECT_EQ(out.experts.values(s), experts);
     const Values rows = out.rows.values(s), weights = out.weights.values(s);
     EXPECT_EQ(std::set<double>(rows.begin(), rows.end()).size(), 12u);
@@ -142,7 +142,7 @@ TEST(Route, NaNAndInfinityShowInTheWeights) {
       EXPECT_EQ(std::isnan(weights[static_cast<std::size_t>(rows[p])]), p < 10) << p;
     // And the gradient is not finite either where a choice is not.
     const TestTensor dlogits(s, DType::f32, {c.tokens, c.experts}), dweights(s, DType::f32, {12}, Values(12, 1.0));
-    rig.ops().route_grad(s, dlogits, dweights, out, logits, renormalized, {}, 0);
+    rig.ops().route_grad(s, dlogits, dweights, out, logits, {.renormalized = renormalized}, {}, 0);
     const Values dx = dlogits.values(s);
     for (std::size_t p = 0; p < rows.size(); ++p)
       EXPECT_EQ(std::isnan(dx[p / 2 * 5 + static_cast<std::size_t>(experts[p])]), p < 10) << p;
@@ -178,8 +178,8 @@ void check_grad(Rig& rig, const Case& c, const GradCase& g) {
   const TestTensor dweights = random_tensor(s, DType::f32, {c.tokens * c.choices}, 3);
   const TestTensor counts(s, DType::f32, {c.experts}, random_indices(at(c.experts), 4, 100));
   const TestTensor dlogits(s, g.dtype, {c.tokens, c.experts});
-  rig.ops().route_grad(s, dlogits, dweights, on_device, logits, g.renormalized, g.balanced ? counts : Tensor(),
-                       static_cast<float>(scale));
+  rig.ops().route_grad(s, dlogits, dweights, on_device, logits, {.renormalized = g.renormalized},
+                       g.balanced ? counts : Tensor(), static_cast<float>(scale));
   const Values dw = dweights.values(s), count = g.balanced ? counts.values(s) : Values();
   Values slopes(x.size());
   for (std::int64_t n = 0; n < c.tokens; ++n) {
@@ -265,7 +265,7 @@ TEST(RouteGrad, WithoutTokensDoesNothing) {
   const RoutingTensors routing = random_routing(0, 2, 5, Load::even, 1).on_device(s);
   const TestTensor logits(s, DType::f32, {0, 5}), dlogits(s, DType::bf16, {0, 5}), dweights(s, DType::f32, {0});
   const TestTensor counts(s, DType::f32, {5}, Values(5, 2.0));
-  rig.ops().route_grad(s, dlogits, dweights, routing, logits, true, counts, 1);
+  rig.ops().route_grad(s, dlogits, dweights, routing, logits, {.renormalized = true}, counts, 1);
   EXPECT_EQ(counts.values(s), Values(5, 2.0));
 }
 
@@ -306,9 +306,9 @@ TEST(Route, SameBitsForAnyNumberOfThreads) {
     const RoutingTensors routing(s, c.tokens, c.choices, c.experts);
     const TestTensor dlogits(s, DType::f32, {c.tokens, c.experts}), counts(s, DType::f32, {c.experts}),
         shares(s, DType::f32, {c.experts});
-    rig.ops().route(s, routing, logits, false);
+    rig.ops().route(s, routing, logits, {.renormalized = false});
     rig.ops().router_load(s, counts, shares, routing, logits, Accumulate::overwrite);
-    rig.ops().route_grad(s, dlogits, dweights, routing, logits, false, counts, 0.1f);
+    rig.ops().route_grad(s, dlogits, dweights, routing, logits, {.renormalized = false}, counts, 0.1f);
     const std::vector<std::vector<std::byte>> now = {routing.rows.bytes(s), routing.weights.bytes(s), dlogits.bytes(s),
                                                      counts.bytes(s), shares.bytes(s)};
     if (first.empty()) first = now;
@@ -322,15 +322,17 @@ TEST(Route, WrongArgumentsAreRefused) {
   const RoutingTensors routing = random_routing(4, 2, 6, Load::even, 1).on_device(s);
   const TestTensor logits = random_tensor(s, DType::f32, {4, 6}, 1), other = random_tensor(s, DType::f32, {4, 5}, 1);
   const TestTensor rounded(s, DType::bf16, {4, 6}), dweights(s, DType::f32, {8}), counts(s, DType::f32, {6});
-  EXPECT_THROW(rig.ops().route(s, routing, other, true), Bug);
-  EXPECT_THROW(rig.ops().route(s, routing, rounded, true), Bug);
+  EXPECT_THROW(rig.ops().route(s, routing, other, {.renormalized = true}), Bug);
+  EXPECT_THROW(rig.ops().route(s, routing, rounded, {.renormalized = true}), Bug);
   Routing wrong = routing;
   wrong.weights = Tensor();
-  EXPECT_THROW(rig.ops().route(s, wrong, logits, true), Bug);
-  EXPECT_THROW(rig.ops().route(s, RoutingTensors(s, 4, 7, 6), logits, true), Bug);    // more than there are
-  EXPECT_THROW(rig.ops().route(s, RoutingTensors(s, 4, 33, 60), logits, true), Bug);  // more than kMaxChoices
-  EXPECT_THROW(rig.ops().route_grad(s, logits, counts, routing, logits, true, {}, 0), Bug);
-  EXPECT_THROW(rig.ops().route_grad(s, logits, dweights, routing, logits, true, dweights, 0), Bug);
+  EXPECT_THROW(rig.ops().route(s, wrong, logits, {.renormalized = true}), Bug);
+  EXPECT_THROW(rig.ops().route(s, RoutingTensors(s, 4, 7, 6), logits, {.renormalized = true}),
+               Bug);  // more than there are
+  EXPECT_THROW(rig.ops().route(s, RoutingTensors(s, 4, 33, 60), logits, {.renormalized = true}),
+               Bug);  // more than kMaxChoices
+  EXPECT_THROW(rig.ops().route_grad(s, logits, counts, routing, logits, {.renormalized = true}, {}, 0), Bug);
+  EXPECT_THROW(rig.ops().route_grad(s, logits, dweights, routing, logits, {.renormalized = true}, dweights, 0), Bug);
   EXPECT_THROW(rig.ops().router_load(s, counts, dweights, routing, logits, Accumulate::add), Bug);
   EXPECT_THROW(rig.ops().add_router_loss(s, dweights, dweights, counts, counts, 1), Bug);
   EXPECT_THROW(rig.ops().add_router_loss(s, dweights, TestTensor(s, DType::i32, {8}), counts, dweights, 1), Bug);

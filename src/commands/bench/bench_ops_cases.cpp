@@ -161,7 +161,14 @@ class LayerCases final : public Cases {
       heads(kind, "q", 0, a.heads);
       heads(kind, "k", a.q_width(), a.kv_heads);
       attention(kind);
-      linear("qkv", s_.hidden, a.qkv_width());
+      if (s_.is_latent(layer)) {
+        const LatentSpec& l = s_.latent;
+        linear("latents", s_.hidden, l.projected_width());
+        linear("queries of latents", l.q_rank, a.q_width());
+        linear("keys and values of latents", l.kv_rank, a.heads * (l.still_dim + l.v_dim));
+      } else {
+        linear("qkv", s_.hidden, a.qkv_width());
+      }
       linear("o", a.q_width(), s_.hidden);
       if (s_.qkv_bias) bias("qkv", a.qkv_width());
     }

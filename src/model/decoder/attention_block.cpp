@@ -66,9 +66,13 @@ void AttentionBlock::complete(const DecoderPass& pass, LayerActivations& a, bool
   if (!a.mixed) {
     a.mixed = in_room(arena, "attention", t, n, shape_.q_width(), room);
     // Attention runs here, or again, in which case its gradient finds these.
-    if (pass.batch.is_slice()) sliced_.complete(pass, a);
+    complete_slice(pass, a);
   }
   if (!a.lse) a.lse = acquire_lse(pass);
+}
+
+void AttentionBlock::complete_slice(const DecoderPass& pass, LayerActivations& a) const {
+  if (pass.batch.is_slice()) sliced_.complete(pass, a);
 }
 
 void AttentionBlock::complete_head_norms(Arena& arena, std::int64_t n, LayerActivations& a) const {

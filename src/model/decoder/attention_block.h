@@ -28,11 +28,20 @@ class AttentionBlock final : public MixerBlock {
   void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor dnormed, Tensor dresidual,
                 std::int64_t tile, Tensor room) const override;
 
- private:
-  void complete_head_norms(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
+  // The parts between the heads and the last product, for blocks that make heads in another way (latent_block.h): a.qk
+  // and a.qkv have queries, keys and values as this block's do.
   Tensor acquire_lse(const DecoderPass& pass) const;
+  // Acquires what attention reads and makes of a slice, if the batch is one.
+  void complete_slice(const DecoderPass& pass, LayerActivations& a) const;
   // Returns the layer's table of angles for those heads; empty if it does not rotate.
   Tensor rope(RotatedHeads heads) const;
+  // Computes a.mixed from the rotated queries and keys.
+  void attend(const DecoderPass& pass, const LayerActivations& a, KvCache* cache) const;
+  void attend_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a, Tensor dattention,
+                       const AttentionHeads& gradient) const;
+
+ private:
+  void complete_head_norms(Arena& arena, std::int64_t tokens, LayerActivations& a) const;
   // The rotation of this layer, if it rotates.
   const RopeSpec& rotation() const;
   // Rotates queries and keys, and norms the heads that have a norm.
@@ -40,13 +49,9 @@ class AttentionBlock final : public MixerBlock {
   // Takes the gradient of what rotate() made, and writes that of what it read to dqkv.
   void rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
                    const AttentionHeads& gradient, Tensor dqkv) const;
-  // Computes a.mixed from the rotated queries and keys.
-  void attend(const DecoderPass& pass, const LayerActivations& a, KvCache* cache) const;
   // dattention is the gradient of the gated output, and becomes that of a.mixed; the gates' goes to dqkv, all of the
   // tokens of `a`. Returns the gated output, which is made again if it is not there.
   Tensor gate_backward(const DecoderPass& pass, const LayerActivations& a, Tensor dattention, Tensor dqkv) const;
-  void attend_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a, Tensor dattention,
-                       const AttentionHeads& gradient) const;
 
   const DecoderContext& context_;
   const DecoderSpec& spec_;

@@ -19,6 +19,7 @@ struct DecoderContext {
   int first_trained;  // unit
   Ops& ops;
   Tensor rope;                 // f32 on the device, as rope_table() of model/rope.h makes it
+  Tensor selection_biases;     // f32 [layers * experts.count] on the device; empty: there are none, or all are 0
   DecoderSettings settings;    // `keep` as kept_by_layer() gives it
   ActivationStore* store;      // null if no layer keeps its input on the host
   SequenceExchange* exchange;  // null if batches are never split

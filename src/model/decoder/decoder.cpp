@@ -1,11 +1,11 @@
 // Which part is where, from the outside in. layer_stack.h has the embedding (input_embedding.h) and the layers
 // (decoder_layer.h); each is a token_mixer.h and an mlp_block.h with norms around them (block_norms.h), and above the
-// layers is output_head.h. A token mixer is an attention_block.h or a delta_block.h. Attention calls the ops with an
-// attention_setup.h, where tokens are split among ranks by slice_attention.h. What an MLP block has within is a
-// feed_forward.h: dense_mlp.h, or expert_mlp.h with its router_loss.h, or both, dense_with_experts.h. All share a
-// context.h, and in each call a pass.h; layers hand on layer_activations.h, of which they keep what keep.h says, and
-// write gradients by gradients.h. What a layer did not keep is computed again just before backward uses it, by the
-// calls of the forward pass, so to the same bits.
+// layers is output_head.h. A token mixer is an attention_block.h, a latent_block.h or a delta_block.h. Attention
+// calls the ops with an attention_setup.h, where tokens are split among ranks by slice_attention.h. What an MLP block
+// has within is a feed_forward.h: dense_mlp.h, or expert_mlp.h with its router_loss.h, or both, dense_with_experts.h.
+// All share a context.h, and in each call a pass.h; layers hand on layer_activations.h, of which they keep what keep.h
+// says, and write gradients by gradients.h. What a layer did not keep is computed again just before backward uses it,
+// by the calls of the forward pass, so to the same bits.
 #include "model/decoder/decoder.h"
 
 #include <utility>
@@ -50,13 +50,15 @@ struct Decoder::Parts {
 };
 
 Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table,
-                 DecoderSettings settings, ActivationStore* store, SequenceExchange* exchange) {
+                 DecoderSettings settings, Tensor selection_biases, ActivationStore* store,
+                 SequenceExchange* exchange) {
   const int first_trained = layout.first_trained_unit();
   parts_ = std::make_unique<const Parts>(DecoderContext{.spec = spec,
                                                         .index = make_parameter_index(spec, layout),
                                                         .first_trained = first_trained,
                                                         .ops = ops,
                                                         .rope = rope_table,
+                                                        .selection_biases = selection_biases,
                                                         .settings = with_kept(std::move(settings), spec, first_trained),
                                                         .store = store,
                                                         .exchange = exchange});

@@ -74,12 +74,13 @@ using ForwardObserver = std::function<void(int unit, std::string_view what, Tens
 // can be neither copied nor moved.
 class Decoder {
  public:
-  // rope_table: f32 on the device, as rope_table() of model/rope.h makes it. `store`: host memory for the inputs of
+  // rope_table: f32 on the device, as rope_table() of model/rope.h makes it. selection_biases: f32 on the device, those
+  // of the spec; empty: all are 0. `store`: host memory for the inputs of
   // layers with Keep::host, an item of [tokens, hidden] each; null if there are none. `exchange`: the ranks among which
-  // batches are split; null: they never are. Batches without DeviceBatch::is_slice() do not use it. The table, `ops`,
+  // batches are split; null: they never are. Batches without DeviceBatch::is_slice() do not use it. The tables, `ops`,
   // `store` and `exchange` must outlive the decoder.
   Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table, DecoderSettings settings,
-          ActivationStore* store = nullptr, SequenceExchange* exchange = nullptr);
+          Tensor selection_biases = {}, ActivationStore* store = nullptr, SequenceExchange* exchange = nullptr);
   ~Decoder();
 
   // Writes the loss of every token: losses f32 [N] on the device, without the routers' load-balancing loss, so that

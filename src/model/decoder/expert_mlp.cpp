@@ -20,9 +20,11 @@ ExpertMlp::ExpertMlp(const DecoderContext& context, std::int64_t layer)
       experts_(context.spec.experts),
       ops_(context.ops),
       p_(context.parameters(layer)),
+      layer_(layer),
       lowest_(!has_experts_below(context.spec, layer)) {
   // MlpBlock makes an output that a norm reads again by a second forward(), which would count the router's load twice.
   SO_CHECK(!context.spec.output_norms || experts_.balance == 0, "a router's loss, and norms of what experts add");
+  SO_CHECK(experts_.balance == 0 || experts_.scores == RouterRule::Scores::softmax, "a balance of sigmoids");
   if (experts_.shared_intermediate > 0 && !experts_.shared_apart) shared_.emplace(context, layer);
 }
 
@@ -64,12 +66,20 @@ void ExpertMlp::complete(Arena& arena, std::int64_t n, LayerActivations& a) cons
   if (shared_) shared_->complete(arena, n, a);
 }
 
+RouterRule ExpertMlp::rule() const {
+  const Tensor& biases = context_.selection_biases;
+  return {.scores = experts_.scores,
+          .renormalized = experts_.renormalized,
+          .scale = static_cast<float>(experts_.scale),
+          .selection_bias = biases ? biases.rows(layer_ * experts_.count, experts_.count) : Tensor()};
+}
+
 void ExpertMlp::route(const DecoderPass& pass, const LayerActivations& a) const {
   ops_.linear(pass.stream, a.router_logits, router_input(a), pass.weight(p_.router), pass.weight(p_.router_bias),
               Accumulate::overwrite);
   if (const auto scale = static_cast<float>(experts_.router_scale); scale != 1)
     ops_.add_scaled(pass.stream, a.router_logits, Tensor(), a.router_logits, scale);
-  ops_.route(pass.stream, a.routing, a.router_logits, experts_.renormalized);
+  ops_.route(pass.stream, a.routing, a.router_logits, rule());
   if (p_.expert_scale) ops_.scale_experts(pass.stream, a.scaled_weights, pass.weight(p_.expert_scale), a.routing);
 }
 
@@ -172,7 +182,7 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
       pass.load.counts ? router_loss_scale(context_, pass.batch.all_tokens()) * static_cast<double>(pass.batch.trained)
                        : 0;
   const Tensor dlogits = arena.acquire("gradient of router logits", t, {n, experts_.count});
-  ops_.route_grad(stream, dlogits, dweights, a.routing, a.router_logits, experts_.renormalized, pass.load.counts,
+  ops_.route_grad(stream, dlogits, dweights, a.routing, a.router_logits, rule(), pass.load.counts,
                   static_cast<float>(balance * static_cast<double>(pass.grad_scale)));
   if (const auto scale = static_cast<float>(experts_.router_scale); scale != 1)
     ops_.add_scaled(stream, dlogits, Tensor(), dlogits, scale);

@@ -30,6 +30,7 @@ class ExpertMlp final : public FeedForward {
  private:
   // a.router_input, or a.normed2 where it is empty.
   Tensor router_input(const LayerActivations& a) const { return a.router_input ? a.router_input : a.normed2; }
+  RouterRule rule() const;
   void route(const DecoderPass& pass, const LayerActivations& a) const;
   // The routing with what rows count in the end.
   Routing scaled(const LayerActivations& a) const;
@@ -40,6 +41,7 @@ class ExpertMlp final : public FeedForward {
   const ExpertSpec& experts_;
   Ops& ops_;
   const ParameterIndex::Layer& p_;
+  const std::int64_t layer_;
   const bool lowest_;  // of the layers with experts
   std::optional<SharedExpert> shared_;
 };

@@ -15,6 +15,7 @@ LayerActivations LayerActivations::rows(std::int64_t first, std::int64_t count) 
                          &part.q_inv_rms,
                          &part.k_inv_rms,
                          &part.v_inv_rms,
+                         &part.expanded,
                          &part.mixed,
                          &part.gated,
                          &part.convolved,

@@ -41,9 +41,10 @@ struct LayerActivations {
   // With such a norm: rotated q and k, T [N, q_width + kv_width], and behind them v if that has one too; else qk is
   // qkv.
   Tensor qk, q_inv_rms, k_inv_rms, v_inv_rms;
-  Tensor mixed;  // what attention or the delta rule makes, T [N, mixed_width]
-  Tensor lse;    // of attention, f32 [heads, N], of a slice the own heads' of all tokens
-  Tensor gated;  // T [N, mixed_width], if the layer has a gate there
+  Tensor expanded;  // of a layer with latents, whose qkv are these: rotated q and k, and v, T [N, 3 q_width]
+  Tensor mixed;     // what attention or the delta rule makes, T [N, mixed_width]
+  Tensor lse;       // of attention, f32 [heads, N], of a slice the own heads' of all tokens
+  Tensor gated;     // T [N, mixed_width], if the layer has a gate there
   // A delta layer has these: q, k and v behind the convolution, T [N, convolved_width]; the others f32 [N, v_heads].
   Tensor convolved, decay, rate, gated_inv_rms;
   // Of a slice: what attention reads and makes, of this rank's heads and all tokens. Never kept.

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "model/decoder/attention_block.h"
 #include "model/decoder/delta_block.h"
+#include "model/decoder/latent_block.h"
 
 namespace so {
 
@@ -12,6 +13,8 @@ std::unique_ptr<const MixerBlock> make_token_mixer(const DecoderContext& context
       return std::make_unique<AttentionBlock>(context, layer);
     case TokenMixer::gated_delta:
       return std::make_unique<DeltaBlock>(context, layer);
+    case TokenMixer::latent:
+      return std::make_unique<LatentBlock>(context, layer);
   }
   SO_BUG("the mixer of layer {}", layer);
 }

@@ -18,11 +18,11 @@
 namespace so {
 namespace {
 
-constexpr std::array families{&llama_family,   &mistral_family,     &phi3_family,       &qwen2_family,
-                              &qwen3_family,   &qwen3_moe_family,   &seed_oss_family,   &gpt_oss_family,
-                              &mixtral_family, &smollm3_family,     &olmo2_family,      &olmo3_family,
-                              &granite_family, &glm4_family,        &gemma3_family,     &ministral3_family,
-                              &qwen3_5_family, &qwen3_5_moe_family, &qwen3_next_family, &gemma4_family};
+constexpr std::array families{
+    &llama_family,      &mistral_family, &phi3_family,         &qwen2_family,      &qwen3_family,   &qwen3_moe_family,
+    &seed_oss_family,   &gpt_oss_family, &mixtral_family,      &smollm3_family,    &olmo2_family,   &olmo3_family,
+    &granite_family,    &glm4_family,    &gemma3_family,       &ministral3_family, &qwen3_5_family, &qwen3_5_moe_family,
+    &qwen3_next_family, &gemma4_family,  &glm4_moe_lite_family};
 
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;
@@ -93,10 +93,11 @@ RopeSpec read_rotation(const ConfigReader& config, const std::optional<ConfigRea
   if (part != 1 && !family.partial_rotary)
     config.refuse("partial_rotary_factor", "only 1 is supported for this architecture");
   if (part > 1) config.refuse("partial_rotary_factor", "must be at most 1");
-  rope.rotary_dim = static_cast<std::int64_t>(static_cast<double>(spec.head_dim) * part);
+  const std::int64_t of_head = spec.latent.rotary_dim > 0 ? spec.latent.rotary_dim : spec.head_dim;
+  rope.rotary_dim = static_cast<std::int64_t>(static_cast<double>(of_head) * part);
   if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0)
     config.refuse("partial_rotary_factor", fmt::format("rotates {} dimensions of a head of {}; expected an even number",
-                                                       rope.rotary_dim, spec.head_dim));
+                                                       rope.rotary_dim, of_head));
   if (!scaling) {
     if (family.query_growth) config.refuse("rope_parameters", "missing");
     return rope;
@@ -179,7 +180,9 @@ void require_plausible(const ConfigReader& config, const DecoderSpec& s) {
 void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   constexpr double most_parameters = 1e15;
   constexpr std::int64_t most_experts = 1024, most_experts_per_token = 32, most_expert_lists = 400'000;
-  const char* const experts_key = config.has("num_experts") ? "num_experts" : "num_local_experts";
+  const char* const experts_key = config.has("num_experts")        ? "num_experts"
+                                  : config.has("n_routed_experts") ? "n_routed_experts"
+                                                                   : "num_local_experts";
   require_at_most(config, "head_dim", s.head_dim, widest / s.heads);
   const AttentionShape global = s.shape(s.layers - 1);
   require_at_most(config, "global_head_dim", global.head_dim, widest / s.heads);
@@ -191,6 +194,8 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
     require_at_most(config, "linear_key_head_dim", s.delta.k_dim, widest / s.delta.k_heads);
     require_at_most(config, "linear_value_head_dim", s.delta.v_dim, widest / s.delta.v_heads);
   }
+  require_at_most(config, "q_lora_rank", s.latent.q_rank, widest);
+  require_at_most(config, "kv_lora_rank", s.latent.kv_rank, widest);
   require_at_most(config, "num_experts_per_tok", s.experts.per_token,
                   std::min(s.experts.count, most_experts_per_token));
   require_at_most(config, "moe_intermediate_size", s.experts.intermediate, widest);
@@ -205,6 +210,7 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
     attention = std::max(attention, s.shape(i).q_width() + s.shape(i).qkv_width());
   const double parameters = real(s.layers) * real(s.hidden) *
                                 (real(attention) + real(s.delta.projected_width() + s.delta.v_width()) + 3 * mlp) +
+                            real(s.layers) * real(s.latent.q_rank + 2 * s.latent.kv_rank) * real(attention) +
                             real(s.vocab) * real(s.hidden);
   if (parameters > most_parameters)
     config.refuse("num_hidden_layers",

@@ -13,9 +13,9 @@ namespace so {
 class ConfigReader;
 
 // The parts of a decoder, in the order the forward pass uses them inside their unit. The q, k, v weights, their biases,
-// the four (or two) of a delta layer, and gate and up, lie next to each other and are used as one matrix; a family that
-// stores them as one names qkv and gate_up instead. So are all experts of a layer one array, stored one by one
-// (expert_*) or as one (experts_*); a family whose files have either names both.
+// the four (or two) of a delta layer, the two of latents, and gate and up, lie next to each other and are used as one
+// matrix; a family that stores them as one names qkv and gate_up instead. So are all experts of a layer one array,
+// stored one by one (expert_*) or as one (experts_*); a family whose files have either names both.
 enum class Role : std::uint8_t {
   embedding,
   layer_scale,  // one for each layer, in the embedding's unit
@@ -30,6 +30,12 @@ enum class Role : std::uint8_t {
   q_norm,
   k_norm,
   sinks,
+  q_latent,
+  kv_latent,
+  q_latent_norm,
+  q_heads,
+  kv_latent_norm,
+  kv_heads,
   o,
   o_bias,
   delta_qkv,
@@ -55,6 +61,7 @@ enum class Role : std::uint8_t {
   mlp_output_norm,
   router,
   router_bias,
+  selection_bias,  // no parameter: ExpertSpec::selection_bias
   expert_gate,
   expert_up,
   expert_down,
@@ -120,6 +127,7 @@ struct Family {
   bool yarn_means_longrope = false;  // in old files
   bool reads_dropout = false;        // has its own word on attention_dropout
   bool query_growth = false;         // has YaRN, with llama_4_scaling_beta
+  bool extra_layers = false;         // files may have layers beyond the last, which predict further tokens
   bool mxfp4 = false;                // published with experts in MXFP4, which are widened when they are loaded
   DefaultSizes sizes{};
   std::span<const Wrapper> wrappers{};  // classes that hold such a text model
@@ -127,7 +135,8 @@ struct Family {
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     seed_oss_family, gpt_oss_family, ministral3_family, mixtral_family, smollm3_family, olmo2_family, olmo3_family,
-    granite_family, glm4_family, gemma3_family, qwen3_5_family, qwen3_5_moe_family, qwen3_next_family, gemma4_family;
+    granite_family, glm4_family, glm4_moe_lite_family, gemma3_family, qwen3_5_family, qwen3_5_moe_family,
+    qwen3_next_family, gemma4_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();

@@ -31,6 +31,8 @@ class CpuOps final : public Ops {
   void head_norm(Stream&, Heads out, Heads in, Tensor inv_rms, float epsilon) override;
   void head_norm_grad(Stream&, const HeadNormGrad&) override;
   void copy_heads(Stream&, Heads out, Heads in) override;
+  void spread_head(Stream&, Heads out, Heads in) override;
+  void sum_heads(Stream&, Heads out, Heads in) override;
   void attention(Stream&, const Attention&) override;
   void attention_grad(Stream&, const AttentionGrad&) override;
   void swiglu(Stream&, Tensor out, Tensor gate_up, GateActivation activation) override;
@@ -46,8 +48,8 @@ class CpuOps final : public Ops {
   void delta_gates_grad(Stream&, const DeltaGatesGrad&) override;
   void delta_rule(Stream&, const DeltaRule&) override;
   void delta_rule_grad(Stream&, const DeltaRuleGrad&) override;
-  void route(Stream&, const Routing& out, Tensor logits, bool renormalized) override;
-  void route_grad(Stream&, Tensor dlogits, Tensor dweights, const Routing&, Tensor logits, bool renormalized,
+  void route(Stream&, const Routing& out, Tensor logits, const RouterRule&) override;
+  void route_grad(Stream&, Tensor dlogits, Tensor dweights, const Routing&, Tensor logits, const RouterRule&,
                   Tensor counts, float balance_scale) override;
   void router_load(Stream&, Tensor counts, Tensor shares, const Routing&, Tensor logits, Accumulate) override;
   void add_router_loss(Stream&, Tensor losses, Tensor targets, Tensor counts, Tensor shares, float scale) override;

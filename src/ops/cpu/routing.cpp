@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "ops/cpu/cpu_ops.h"
@@ -40,22 +41,49 @@ void softmax(float* p, const float* x, std::int64_t experts) {
   scale_row(p, experts, 1.0f / exponentials(p, x, experts));
 }
 
+// Through exp(-|x|), which cannot overflow. `complement` becomes 1 - sigmoid(x), without cancellation.
+float sigmoid(float x, float& complement) {
+  const float e = std::exp(-std::abs(x)), large = 1.0f / (1.0f + e), small = e / (1.0f + e);
+  complement = x < 0 ? large : small;
+  return x < 0 ? small : large;
+}
+
+// p = sigmoid(x) of one row; `sums`, with the bias if there is one, are what chooses. Returns whether any logit is NaN.
+bool sigmoids(float* p, float* sums, const float* x, const Tensor& bias, std::int64_t experts) {
+  bool poisoned = false;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    float complement;
+    p[e] = sigmoid(x[e], complement);
+    sums[e] = bias ? p[e] + bias.as<float>()[e] : p[e];
+    poisoned |= std::isnan(x[e]);
+  }
+  return poisoned;
+}
+
+// The weights that sigmoids are renormalised by never add up to 0, as in transformers.
+constexpr float least_total = 1e-20f;
+
 // Tokens [begin, end); the weights of their pairs go to `weights`, [N, K].
-void choose_rows(const Routing& out, float* weights, const Tensor& logits, bool renormalized, std::int64_t begin,
+void choose_rows(const Routing& out, float* weights, const Tensor& logits, const RouterRule& rule, std::int64_t begin,
                  std::int64_t end) {
   thread_local Scratch scratch;
   const std::int64_t choices = out.experts.dim(1), experts = logits.dim(1);
-  const auto [p] = scratch.carve(experts);
+  const auto [p, sums] = scratch.carve(experts, experts);
+  const bool by_sigmoid = rule.scores == RouterRule::Scores::sigmoid;
   for (std::int64_t n = begin; n < end; ++n) {
     const float* x = logits.as<float>() + n * experts;
     std::int32_t* chosen = out.experts.as<std::int32_t>() + n * choices;
-    choose(chosen, choices, x, experts);
-    float total = exponentials(p, x, experts);
-    if (renormalized && !std::isnan(total)) {  // a NaN shows, whether it was chosen or not
+    float total = 1;
+    if (by_sigmoid && sigmoids(p, sums, x, rule.selection_bias, experts))
+      total = std::numeric_limits<float>::quiet_NaN();
+    choose(chosen, choices, by_sigmoid ? sums : x, experts);
+    if (!by_sigmoid) total = exponentials(p, x, experts);
+    if (rule.renormalized && !std::isnan(total)) {  // a NaN shows, whether it was chosen or not
       total = 0;
       for (std::int64_t j = 0; j < choices; ++j) total += p[chosen[j]];
+      if (by_sigmoid) total += least_total;
     }
-    for (std::int64_t j = 0; j < choices; ++j) weights[n * choices + j] = p[chosen[j]] / total;
+    for (std::int64_t j = 0; j < choices; ++j) weights[n * choices + j] = rule.scale * (p[chosen[j]] / total);
   }
 }
 
@@ -80,13 +108,14 @@ struct RouteGrad {
   Tensor dlogits, dweights;
   Routing routing;
   Tensor logits;
-  bool renormalized;
+  RouterRule rule;
   Tensor counts;
   float balance_scale;
 };
 
-// With p = softmax(x) and q the choices' weights, p of the chosen or softmax over these, dw their gradients:
-//   dx = q (dw - q.dw) of the chosen if q is normalised, else p (dw - q.dw) of all, dw being 0 where not chosen;
+// With p = softmax(x) and w = c q the choices' weights, c the rule's scale, q p of the chosen or softmax over these, dw
+// their gradients:
+//   dx = w (dw - q.dw) of the chosen if q is normalised, else p (c dw - w.dw) of all, dw being 0 where not chosen;
 //   and of the balance: scale p (counts - p.counts).
 template <class T>
 void route_grad_rows(const RouteGrad& a, std::int64_t begin, std::int64_t end) {
@@ -94,16 +123,19 @@ void route_grad_rows(const RouteGrad& a, std::int64_t begin, std::int64_t end) {
   const std::int64_t choices = a.routing.experts.dim(1), experts = a.logits.dim(1);
   const auto [p, dx] = scratch.carve(experts, experts);
   const auto *weights = a.routing.weights.as<float>(), *dweights = a.dweights.as<float>();
+  const bool renormalized = a.rule.renormalized;
+  const float scale = a.rule.scale;
   for (std::int64_t n = begin; n < end; ++n) {
     const auto* chosen = a.routing.experts.as<std::int32_t>() + n * choices;
     const auto* rows = a.routing.rows.as<std::int32_t>() + n * choices;
-    if (!a.renormalized || a.counts) softmax(p, a.logits.as<float>() + n * experts, experts);
+    if (!renormalized || a.counts) softmax(p, a.logits.as<float>() + n * experts, experts);
     float mean = 0;
     for (std::int64_t j = 0; j < choices; ++j) mean += weights[rows[j]] * dweights[rows[j]];
-    for (std::int64_t e = 0; e < experts; ++e) dx[e] = a.renormalized ? 0.0f : -p[e] * mean;
+    if (renormalized) mean /= scale;
+    for (std::int64_t e = 0; e < experts; ++e) dx[e] = renormalized ? 0.0f : -p[e] * mean;
     for (std::int64_t j = 0; j < choices; ++j) {
       const float w = weights[rows[j]], dw = dweights[rows[j]];
-      dx[chosen[j]] = a.renormalized ? w * (dw - mean) : p[chosen[j]] * (dw - mean);
+      dx[chosen[j]] = renormalized ? w * (dw - mean) : p[chosen[j]] * (scale * dw - mean);
     }
     if (a.counts) {
       const float* counts = a.counts.as<float>();
@@ -113,6 +145,36 @@ void route_grad_rows(const RouteGrad& a, std::int64_t begin, std::int64_t end) {
     T* to = a.dlogits.as<T>() + n * experts;
     for (std::int64_t e = 0; e < experts; ++e) to[e] = static_cast<T>(dx[e]);
   }
+}
+
+// The same with sigmoids, of which only those that were chosen count: dx = w (1 - p) dw, and if they are renormalised
+// w (1 - p) (dw - q.dw).
+template <class T>
+void sigmoid_route_grad_rows(const RouteGrad& a, std::int64_t begin, std::int64_t end) {
+  const std::int64_t choices = a.routing.experts.dim(1), experts = a.logits.dim(1);
+  const auto *weights = a.routing.weights.as<float>(), *dweights = a.dweights.as<float>();
+  for (std::int64_t n = begin; n < end; ++n) {
+    const auto* chosen = a.routing.experts.as<std::int32_t>() + n * choices;
+    const auto* rows = a.routing.rows.as<std::int32_t>() + n * choices;
+    float mean = 0;
+    if (a.rule.renormalized) {
+      for (std::int64_t j = 0; j < choices; ++j) mean += weights[rows[j]] * dweights[rows[j]];
+      mean /= a.rule.scale;
+    }
+    T* to = a.dlogits.as<T>() + n * experts;
+    std::fill_n(to, experts, T(0.0f));
+    for (std::int64_t j = 0; j < choices; ++j) {
+      float complement;
+      sigmoid(a.logits.as<float>()[n * experts + chosen[j]], complement);
+      to[chosen[j]] = static_cast<T>(weights[rows[j]] * complement * (dweights[rows[j]] - mean));
+    }
+  }
+}
+
+template <class T>
+void any_route_grad_rows(const RouteGrad& a, std::int64_t begin, std::int64_t end) {
+  if (a.rule.scores == RouterRule::Scores::sigmoid) return sigmoid_route_grad_rows<T>(a, begin, end);
+  route_grad_rows<T>(a, begin, end);
 }
 
 void load_counts(const Tensor& counts, const Tensor& offsets, Accumulate mode) {
@@ -140,27 +202,27 @@ void load_shares(ThreadPool& pool, const Tensor& shares, const Tensor& logits, A
 
 }  // namespace
 
-void CpuOps::route(Stream& stream, const Routing& out, Tensor logits, bool renormalized) {
-  const RoutingSize size = expect_route("route", out, logits);
+void CpuOps::route(Stream& stream, const Routing& out, Tensor logits, const RouterRule& rule) {
+  const RoutingSize size = expect_route("route", out, logits, rule);
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("route", WorkCategory::memory_bound, [=, &pool] {
     std::vector<float> weights(static_cast<std::size_t>(size.rows));
     pool.parallel_for(size.tokens, row_grain(size.experts), [&](std::int64_t begin, std::int64_t end) {
-      choose_rows(out, weights.data(), logits, renormalized, begin, end);
+      choose_rows(out, weights.data(), logits, rule, begin, end);
     });
     sort_pairs(out, weights, size);
   });
 }
 
 void CpuOps::route_grad(Stream& stream, Tensor dlogits, Tensor dweights, const Routing& routing, Tensor logits,
-                        bool renormalized, Tensor counts, float balance_scale) {
-  const RoutingSize size = expect_route_grad("route_grad", dlogits, dweights, routing, logits, counts);
-  const RouteGrad grad{dlogits, dweights, routing, logits, renormalized, counts, balance_scale};
+                        const RouterRule& rule, Tensor counts, float balance_scale) {
+  const RoutingSize size = expect_route_grad("route_grad", dlogits, dweights, routing, logits, rule, counts);
+  const RouteGrad grad{dlogits, dweights, routing, logits, rule, counts, balance_scale};
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("route_grad", WorkCategory::memory_bound, [=, &pool] {
     pool.parallel_for(size.tokens, row_grain(size.experts), [&](std::int64_t begin, std::int64_t end) {
-      grad.dlogits.dtype() == DType::bf16 ? route_grad_rows<bf16>(grad, begin, end)
-                                          : route_grad_rows<float>(grad, begin, end);
+      grad.dlogits.dtype() == DType::bf16 ? any_route_grad_rows<bf16>(grad, begin, end)
+                                          : any_route_grad_rows<float>(grad, begin, end);
     });
   });
 }

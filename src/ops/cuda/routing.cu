@@ -4,6 +4,7 @@
 #include "device/cuda/kernel.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/sigmoid.h"
 #include "ops/expert_checks.h"
 
 namespace so {
@@ -67,13 +68,27 @@ __device__ inline float logit_of(unsigned key) {
   return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
+// RouterRule, as kernels take it.
+struct Rule {
+  bool by_sigmoid, renormalized;
+  float scale;
+  const float* selection_bias;  // or null
+};
+Rule kernel_rule(const RouterRule& rule) {
+  return {rule.scores == RouterRule::Scores::sigmoid, rule.renormalized, rule.scale,
+          rule.selection_bias ? rule.selection_bias.as<float>() : nullptr};
+}
+
+// The weights that sigmoids are renormalised by never add up to 0, as in transformers.
+constexpr float least_total = 1e-20f;
+
 constexpr int choose_threads = 512, choose_warps = choose_threads / warp;
 
 // A block does a piece of tokens: their experts, the weights by pair, and how often each expert was chosen.
 template <int V>
 __global__ void __launch_bounds__(choose_threads)
     choose_kernel(int* experts, float* weights, int* counts, const float* logits, std::int64_t tokens, int expert_count,
-                  int choices, bool renormalized) {
+                  int choices, Rule rule) {
   extern __shared__ int piece_counts[];
   for (int e = threadIdx.x; e < expert_count; e += choose_threads) piece_counts[e] = 0;
   __syncthreads();
@@ -87,7 +102,14 @@ __global__ void __launch_bounds__(choose_threads)
     bool poisoned = false;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      key[v] = v * warp + lane < expert_count ? key_of(x[v]) : 0;
+      const int e = v * warp + lane;
+      float chooses = x[v];
+      if (rule.by_sigmoid) {
+        float complement;
+        sigmoid<float>(x[v], chooses, complement);
+        if (rule.selection_bias && e < expert_count) chooses += rule.selection_bias[e];
+      }
+      key[v] = e < expert_count ? key_of(chooses) : 0;
       poisoned |= isnan(x[v]);
     }
     int chosen = 0;
@@ -106,9 +128,12 @@ __global__ void __launch_bounds__(choose_threads)
       if (j == 0) largest = logit_of(top);
       if (j == lane) chosen = expert, logit = logit_of(top);
     }
-    const float share = lane < choices ? expf(logit - largest) : 0.0f;
-    float total = 0;
-    if (renormalized) {  // a NaN shows, whether it was chosen or not
+    float share = lane < choices ? expf(logit - largest) : 0.0f, total = 0;
+    if (rule.by_sigmoid) {
+      float complement;
+      if (lane < choices) sigmoid<float>(logits[n * expert_count + chosen], share, complement);
+      total = __any_sync(all_lanes, poisoned) ? NAN : rule.renormalized ? warp_sum(share) + least_total : 1.0f;
+    } else if (rule.renormalized) {  // a NaN shows, whether it was chosen or not
       total = __any_sync(all_lanes, poisoned) ? NAN : warp_sum(share);
     } else {
 #pragma unroll
@@ -117,7 +142,7 @@ __global__ void __launch_bounds__(choose_threads)
     }
     if (lane < choices) {
       experts[n * choices + lane] = chosen;
-      weights[n * choices + lane] = share / total;
+      weights[n * choices + lane] = rule.scale * (share / total);
       atomicAdd(&piece_counts[chosen], 1);  // integers: in any order the same
     }
   }
@@ -208,35 +233,48 @@ __global__ void __launch_bounds__(place_threads)
 
 constexpr int threads = 256, warps = threads / warp;
 
-// With p = softmax(x) and q the choices' weights, p of the chosen or softmax over these, dw their gradients:
-//   dx = q (dw - q.dw) of the chosen if q is normalised, else p (dw - q.dw) of all, dw being 0 where not chosen;
+// With p = softmax(x) and w = c q the choices' weights, c the rule's scale, q p of the chosen or softmax over these, dw
+// their gradients:
+//   dx = w (dw - q.dw) of the chosen if q is normalised, else p (c dw - w.dw) of all, dw being 0 where not chosen;
 //   and of the balance: scale p (counts - p.counts).
+// With sigmoids p, of which only those that were chosen count: dx = w (1 - p) dw, and if they are renormalised
+// w (1 - p) (dw - q.dw).
 template <class T, int V>
 __global__ void __launch_bounds__(threads)
     route_grad_kernel(T* dlogits, const float* dweights, const int* experts, const int* rows, const float* weights,
                       const float* logits, const float* counts, std::int64_t tokens, int expert_count, int choices,
-                      bool renormalized, float balance_scale) {
+                      Rule rule, float balance_scale) {
   extern __shared__ float shared_rows[];
   const int lane = threadIdx.x % warp;
   const std::int64_t n = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / warp;
   if (n >= tokens) return;
-  // The choices' values for each expert: q (dw - q.dw), or dw.
+  // The choices' values for each expert: all of dx, or c dw.
   float* of_choice = shared_rows + threadIdx.x / warp * expert_count;
   for (int e = lane; e < expert_count; e += warp) of_choice[e] = 0;
   int chosen = 0;
-  float q = 0, dw = 0;
+  float w = 0, dw = 0;
   if (lane < choices) {
     const int row = rows[n * choices + lane];
     chosen = experts[n * choices + lane];
-    q = weights[row];
+    w = weights[row];
     dw = dweights[row];
   }
-  const float mean = warp_sum(q * dw);
+  float mean = warp_sum(w * dw);
+  if (rule.renormalized) mean /= rule.scale;
   __syncwarp();
-  if (lane < choices) of_choice[chosen] = renormalized ? q * (dw - mean) : dw;
+  if (lane < choices) {
+    float value = rule.renormalized ? w * (dw - mean) : rule.scale * dw;
+    if (rule.by_sigmoid) {
+      float score, complement;
+      sigmoid<float>(logits[n * expert_count + chosen], score, complement);
+      value = w * complement * (rule.renormalized ? dw - mean : dw);
+    }
+    of_choice[chosen] = value;
+  }
   __syncwarp();
+  const bool of_all = !rule.by_sigmoid && !rule.renormalized;
   float p[V] = {};
-  if (!renormalized || counts) {
+  if (of_all || counts) {
     load_logits(p, logits + n * expert_count, expert_count);
     softmax(p);
   }
@@ -251,7 +289,7 @@ __global__ void __launch_bounds__(threads)
   for (int v = 0; v < V; ++v) {
     const int e = v * warp + lane;
     if (e >= expert_count) break;
-    float dx = renormalized ? of_choice[e] : p[v] * (of_choice[e] - mean);
+    float dx = of_all ? p[v] * (of_choice[e] - mean) : of_choice[e];
     if (counts) dx += balance_scale * (p[v] * (counts[e] - level));
     dlogits[n * expert_count + e] = from_float<T>(dx);
   }
@@ -304,9 +342,9 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-void CudaOps::route(Stream& stream, const Routing& out, Tensor logits, bool renormalized) {
+void CudaOps::route(Stream& stream, const Routing& out, Tensor logits, const RouterRule& rule) {
   const char* op = "route";
-  const RoutingSize size = expect_route(op, out, logits);
+  const RoutingSize size = expect_route(op, out, logits, rule);
   const cudaStream_t on = enter(stream);
   auto* offsets = out.offsets.as<std::int32_t>();
   if (size.tokens == 0) {
@@ -322,7 +360,7 @@ void CudaOps::route(Stream& stream, const Routing& out, Tensor logits, bool reno
   auto* experts = out.experts.as<std::int32_t>();
   with_values(size.experts, [&]<int V> {
     choose_kernel<V><<<pieces, choose_threads, expert_count * sizeof(int), on>>>(
-        experts, weights, counts, logits.as<float>(), size.tokens, expert_count, choices, renormalized);
+        experts, weights, counts, logits.as<float>(), size.tokens, expert_count, choices, kernel_rule(rule));
   });
   sum_counts_kernel<<<blocks_for(expert_count, warp), dim3(warp, warp), 0, on>>>(
       counts, totals, static_cast<int>(pieces), expert_count);
@@ -334,9 +372,9 @@ void CudaOps::route(Stream& stream, const Routing& out, Tensor logits, bool reno
 }
 
 void CudaOps::route_grad(Stream& stream, Tensor dlogits, Tensor dweights, const Routing& routing, Tensor logits,
-                         bool renormalized, Tensor counts, float balance_scale) {
+                         const RouterRule& rule, Tensor counts, float balance_scale) {
   const char* op = "route_grad";
-  const RoutingSize size = expect_route_grad(op, dlogits, dweights, routing, logits, counts);
+  const RoutingSize size = expect_route_grad(op, dlogits, dweights, routing, logits, rule, counts);
   const cudaStream_t on = enter(stream);
   if (size.tokens == 0) return;
   const std::size_t shared = static_cast<std::size_t>(warps * size.experts) * sizeof(float);
@@ -346,7 +384,7 @@ void CudaOps::route_grad(Stream& stream, Tensor dlogits, Tensor dweights, const 
           static_cast<T*>(dlogits.data()), dweights.as<float>(), routing.experts.as<std::int32_t>(),
           routing.rows.as<std::int32_t>(), routing.weights.as<float>(), logits.as<float>(),
           counts ? counts.as<float>() : nullptr, size.tokens, static_cast<int>(size.experts),
-          static_cast<int>(size.choices), renormalized, balance_scale);
+          static_cast<int>(size.choices), kernel_rule(rule), balance_scale);
     });
   });
   SO_CUDA_LAUNCHED(op);

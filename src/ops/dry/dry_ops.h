@@ -30,6 +30,8 @@ class DryOps final : public Ops {
   void head_norm(Stream&, Heads, Heads, Tensor, float) override {}
   void head_norm_grad(Stream&, const HeadNormGrad&) override {}
   void copy_heads(Stream&, Heads, Heads) override {}
+  void spread_head(Stream&, Heads, Heads) override {}
+  void sum_heads(Stream&, Heads, Heads) override {}
   void attention(Stream&, const Attention&) override {}
   void attention_grad(Stream&, const AttentionGrad&) override {}
   void swiglu(Stream&, Tensor, Tensor, GateActivation) override {}
@@ -44,8 +46,8 @@ class DryOps final : public Ops {
   void delta_gates_grad(Stream&, const DeltaGatesGrad&) override {}
   void delta_rule(Stream&, const DeltaRule&) override {}
   void delta_rule_grad(Stream&, const DeltaRuleGrad&) override {}
-  void route(Stream&, const Routing&, Tensor, bool) override {}
-  void route_grad(Stream&, Tensor, Tensor, const Routing&, Tensor, bool, Tensor, float) override {}
+  void route(Stream&, const Routing&, Tensor, const RouterRule&) override {}
+  void route_grad(Stream&, Tensor, Tensor, const Routing&, Tensor, const RouterRule&, Tensor, float) override {}
   void router_load(Stream&, Tensor, Tensor, const Routing&, Tensor, Accumulate) override {}
   void add_router_loss(Stream&, Tensor, Tensor, Tensor, Tensor, float) override {}
   void gather_rows(Stream&, Tensor, Tensor, const Routing&) override {}

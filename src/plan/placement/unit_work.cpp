@@ -77,6 +77,15 @@ void add_delta_elements(const DeltaSpec& delta, ElementwiseWork& work) {
   }
 }
 
+// What attention by latents has between its products beside attention: the latents' norms, and heads that are laid out,
+// rotated, and taken apart again. What is made again are the norms and the heads.
+void add_latent_elements(const LatentSpec& l, double q_width, ElementwiseWork& work) {
+  const auto latents = static_cast<double>(l.q_rank + l.kv_rank), heads = 3 * q_width;
+  work.forward += 2 * latents + 2 * heads, work.backward += 5 * latents + 2 * heads;
+  work.again += 2 * latents + 2 * heads;
+  work.forward_kernels += 8, work.backward_kernels += 12;
+}
+
 // The norms of an MLP beside experts, of these, and of the router, and the sum of both.
 void add_norms_beside_experts(const DecoderSpec& spec, ElementwiseWork& work) {
   const auto hidden = static_cast<double>(spec.hidden);
@@ -117,6 +126,10 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer)
     add_shared_expert(spec, work);
   if (layer.mixer == TokenMixer::gated_delta) {
     add_delta_elements(spec.delta, work);
+    return work;
+  }
+  if (layer.mixer == TokenMixer::latent) {
+    add_latent_elements(spec.latent, static_cast<double>(shape.q_width()), work);
     return work;
   }
   if (spec.output_gate) {
@@ -191,8 +204,9 @@ double tile_sum_bytes(const DecoderSpec& spec, std::int64_t layer) {
   const bool experts = spec.layer(layer).experts;
   const std::int64_t mlp =
       experts ? spec.experts.count * spec.experts.intermediate + spec.experts.shared_intermediate : spec.intermediate;
-  return 8.0 * static_cast<double>(spec.hidden) *
-         static_cast<double>(spec.mixed_width(layer) + spec.projected_width(layer) + 3 * mlp);
+  return 8.0 * (static_cast<double>(spec.hidden) *
+                    static_cast<double>(spec.mixed_width(layer) + spec.projected_width(layer) + 3 * mlp) +
+                static_cast<double>(spec.latent_parameters(layer)));
 }
 
 }  // namespace
@@ -293,6 +307,10 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
         tokens * static_cast<double>(size_of(activations)) * (elements.again + 3 * static_cast<double>(width));
     again.device_bytes[unit] = light;
     if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
+    // Heads are made of latents again.
+    if (keep[layer] < Keep::attention)
+      again.flops[unit] += 2 * tokens * static_cast<double>(spec.latent_parameters(of_layer)) /
+                           product_share(spec, activations, reached);
     // The last product is not needed again, unless a norm of it is.
     if (keep[layer] >= Keep::attention)
       again.flops[unit] = work[unit].forward_flops - (spec.output_norms ? 0 : product);
