@@ -59,7 +59,7 @@ std::vector<UnitBackward> unit_backward(const DecoderSpec& spec, const Parameter
     }
     if (all > 0) backward.weights = computed / all;
   };
-  units[0].runs = first_trained == 0;
+  set(0, {{index.layer_input_projection}});
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     const ParameterIndex::Layer& l = index.layers[static_cast<std::size_t>(layer)];
     const double chosen = spec.layer(layer).experts
@@ -74,7 +74,9 @@ std::vector<UnitBackward> unit_backward(const DecoderSpec& spec, const Parameter
                             {l.down, chosen},
                             {l.shared_gate_up},
                             {l.shared_down},
-                            {l.shared_output_gate}});
+                            {l.shared_output_gate},
+                            {l.layer_input_gate},
+                            {l.layer_input_out}});
   }
   set(head_unit(spec), {{{index.lm_head, 1}}});
   return units;
@@ -98,6 +100,7 @@ std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::
     units[u] = {products + attention, part.runs ? (1 + part.weights) * products + 2 * attention : 0};
   };
   const double tokens = count(cu_seqlens, 0).tokens;
+  set(0, 2 * static_cast<double>(spec.layer_inputs_width() * spec.hidden) * tokens, 0);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     set(layer_unit(layer), 2 * static_cast<double>(matmul_parameters(spec, layer)) * tokens,
         mixing_flops(spec, layer, cu_seqlens));

@@ -38,7 +38,7 @@ struct CacheLayout {
       if (spec.is_delta(layer)) {
         of_layer.state = take(DType::f32, {d.v_heads, d.k_dim, d.v_dim});
         of_layer.convolution = take(activations, {d.convolution - 1, d.convolved_width()});
-      } else {
+      } else if (spec.layer(layer).keys_of < 0) {
         of_layer.keys_values = take(activations, {rows, 2 * spec.shape(layer).kv_width()});
       }
     }

@@ -1,5 +1,7 @@
 #include "model/parameters.h"
 
+#include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "base/error.h"
@@ -17,15 +19,16 @@ struct Shape {
 // together; ParameterLayout::view checks it.
 Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   const AttentionShape shape = s.shape(layer);
-  const auto q = shape.q_width(), kv = shape.kv_width(), h = s.hidden, f = s.intermediate;
+  const auto q = shape.q_width(), kv = shape.kv_width(), h = s.hidden, f = s.dense_width(layer);
   const ExpertSpec& x = s.experts;
   const DeltaSpec& d = s.delta;
   const LatentSpec& l = s.latent;
-  const bool delta = s.is_delta(layer), latent = s.is_latent(layer), attends = !delta && !latent;
+  const bool delta = s.is_delta(layer), latent = s.is_latent(layer), attends = !delta && !latent,
+             has_keys = attends && !shape.takes_keys, has_values = has_keys && !shape.keys_are_values;
   const bool experts = s.layer(layer).experts, dense = !experts, expert_biases = experts && x.biases;
   const bool stacked = experts && x.stacked, one_by_one = experts && !x.stacked;
   const bool shared = experts && x.shared_intermediate > 0;
-  const bool qk_norms = s.qk_norm || s.projection_norm;
+  const bool qk_norms = s.qk_norm || s.projection_norm, layer_inputs = s.layer_input > 0;
   // A weight of all experts, from `in` to `out` columns.
   const auto of_all = [&](std::int64_t in, std::int64_t out) -> Shape {
     if (x.layout == ExpertLayout::in_out) return {.present = stacked, .dims = {x.count, in, out}};
@@ -34,6 +37,12 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   switch (role) {
     case Role::embedding:
       return {.dims = {s.vocab, h}};
+    case Role::layer_input_table:
+      return {.present = layer_inputs, .dims = {s.layer_input_vocab, s.layer_inputs_width()}};
+    case Role::layer_input_projection:
+      return {.present = layer_inputs, .dims = {s.layer_inputs_width(), h}};
+    case Role::layer_input_norm:
+      return {.present = layer_inputs, .decay = false, .dims = {s.layer_input}};
     case Role::layer_scale:
       return {.present = s.layer_scales, .decay = false, .trained = false, .dims = {1}};
     case Role::input_norm:
@@ -47,21 +56,21 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::q:
       return {.present = attends, .dims = {shape.projected_q_width(), h}};
     case Role::k:
-      return {.present = attends, .joined = true, .dims = {kv, h}};
+      return {.present = has_keys, .joined = true, .dims = {kv, h}};
     case Role::v:
-      return {.present = attends && !shape.keys_are_values, .joined = true, .dims = {kv, h}};
+      return {.present = has_values, .joined = true, .dims = {kv, h}};
     case Role::qkv:
       return {.present = attends, .dims = {shape.qkv_width(), h}};
     case Role::q_bias:
       return {.present = attends && s.qkv_bias, .decay = false, .dims = {shape.projected_q_width()}};
     case Role::k_bias:
-      return {.present = attends && s.qkv_bias, .decay = false, .joined = true, .dims = {kv}};
+      return {.present = has_keys && s.qkv_bias, .decay = false, .joined = true, .dims = {kv}};
     case Role::v_bias:
-      return {.present = attends && s.qkv_bias && !shape.keys_are_values, .decay = false, .joined = true, .dims = {kv}};
+      return {.present = has_values && s.qkv_bias, .decay = false, .joined = true, .dims = {kv}};
     case Role::q_norm:
       return {.present = attends && qk_norms, .decay = false, .dims = {s.qk_norm ? shape.head_dim : q}};
     case Role::k_norm:
-      return {.present = attends && qk_norms, .decay = false, .dims = {s.qk_norm ? shape.head_dim : kv}};
+      return {.present = has_keys && qk_norms, .decay = false, .dims = {s.qk_norm ? shape.head_dim : kv}};
     case Role::sinks:
       return {.present = attends && s.sinks, .dims = {s.heads}};
     case Role::q_latent:
@@ -150,15 +159,26 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
       return {.present = shared && x.shared_apart, .dims = {h}};
     case Role::expert_scale:
       return {.present = experts && x.expert_scales, .dims = {x.count}};
+    case Role::layer_input_gate:
+      return {.present = layer_inputs, .dims = {s.layer_input, h}};
+    case Role::layer_input_out:
+      return {.present = layer_inputs, .dims = {h, s.layer_input}};
+    case Role::layer_input_output_norm:
+      return {.present = layer_inputs, .decay = false, .dims = {h}};
     case Role::lm_head:
       return {.present = !s.tied_embeddings, .dims = {s.vocab, h}};
   }
   SO_BUG("role {}", static_cast<int>(role));
 }
 
+// Those that the model has once, in the unit of the embedding.
+constexpr std::array<Role, 4> below_layers{Role::embedding, Role::layer_input_table, Role::layer_input_projection,
+                                           Role::layer_input_norm};
+
 // Whether it is in the unit of its layer.
 bool of_layer(Role role) {
-  return role != Role::embedding && role != Role::layer_scale && role != Role::final_norm && role != Role::lm_head;
+  return std::find(below_layers.begin(), below_layers.end(), role) == below_layers.end() && role != Role::layer_scale &&
+         role != Role::final_norm && role != Role::lm_head;
 }
 
 bool of_one_expert(Role role) {
@@ -187,7 +207,7 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec) {
                           .joined = shape.joined && !first,
                           .trained = shape.trained});
   };
-  add(Role::embedding, 0, 0);
+  for (const Role role : below_layers) add(role, 0, 0);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) add(Role::layer_scale, 0, layer);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     for (const TensorName& row : family.names) {
@@ -229,7 +249,8 @@ std::vector<std::int64_t> unit_parameter_counts(const DecoderSpec& spec) {
     return n;
   };
   std::vector<std::int64_t> units(static_cast<std::size_t>(head_unit(spec)) + 1, 0);
-  units.front() = count(Role::embedding, 0) + spec.layers * count(Role::layer_scale, 0);
+  units.front() = spec.layers * count(Role::layer_scale, 0);
+  for (const Role role : below_layers) units.front() += count(role, 0);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     for (const TensorName& row : find_family(spec.architecture).names)
       if (of_layer(row.role)) units[static_cast<std::size_t>(layer_unit(layer))] += count(row.role, layer);
@@ -262,9 +283,13 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
   index.embedding = find(Role::embedding);
   index.final_norm = find(Role::final_norm);
   index.lm_head = spec.tied_embeddings ? index.embedding : find(Role::lm_head);
+  index.layer_input_table = joined(0, {{Role::layer_input_table}});
+  index.layer_input_projection = joined(0, {{Role::layer_input_projection}});
+  index.layer_input_norm = joined(0, {{Role::layer_input_norm}});
   const std::int64_t experts = spec.experts.count;
   for (std::int64_t l = 0; l < spec.layers; ++l) {
-    const std::int64_t qkv = spec.shape(l).keys_are_values ? 2 : 3;
+    const AttentionShape shape = spec.shape(l);
+    const std::int64_t qkv = shape.takes_keys ? 1 : shape.keys_are_values ? 2 : 3;
     index.layers.push_back(
         {.scale = joined(l, {{Role::layer_scale}}),
          .input_norm = joined(l, {{Role::input_norm}}),
@@ -301,7 +326,10 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
          .experts_output_norm = joined(l, {{Role::experts_output_norm}}),
          .router_norm = joined(l, {{Role::router_norm}}),
          .expert_scale = joined(l, {{Role::expert_scale}}),
-         .mlp_output_norm = joined(l, {{Role::mlp_output_norm}})});
+         .mlp_output_norm = joined(l, {{Role::mlp_output_norm}}),
+         .layer_input_gate = joined(l, {{Role::layer_input_gate}}),
+         .layer_input_out = joined(l, {{Role::layer_input_out}}),
+         .layer_input_output_norm = joined(l, {{Role::layer_input_output_norm}})});
   }
   return index;
 }
@@ -309,12 +337,12 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
 std::int64_t matmul_parameters(const DecoderSpec& s, std::int64_t layer) {
   const ExpertSpec& x = s.experts;
   const std::int64_t router = s.layer(layer).experts ? (x.count + (x.shared_gate ? 1 : 0)) * s.hidden : 0;
-  return (s.projected_width(layer) + s.mixed_width(layer) + 3 * s.mlp_width(layer)) * s.hidden +
+  return (s.projected_width(layer) + s.mixed_width(layer) + 3 * s.mlp_width(layer) + 2 * s.layer_input) * s.hidden +
          s.latent_parameters(layer) + router;
 }
 
 std::int64_t matmul_parameters(const DecoderSpec& s) {
-  std::int64_t n = s.vocab * s.hidden;
+  std::int64_t n = (s.vocab + s.layer_inputs_width()) * s.hidden;
   for (std::int64_t layer = 0; layer < s.layers; ++layer) n += matmul_parameters(s, layer);
   return n;
 }

@@ -18,7 +18,8 @@ const Family& find_family(std::string_view architecture);
 // The row of the spec's family for the class that holds the text model; null: it stands by itself.
 const Wrapper* find_wrapper(const DecoderSpec& spec);
 
-// Units of the forward pass: 0 the embedding, with the scales of layers, 1 .. layers the layers, layers + 1 the head.
+// Units of the forward pass: 0 the embedding, with what makes the inputs of layers, and their scales, 1 .. layers the
+// layers, layers + 1 the head.
 inline int layer_unit(std::int64_t layer) { return static_cast<int>(layer) + 1; }
 inline int head_unit(const DecoderSpec& spec) { return static_cast<int>(spec.layers) + 1; }
 
@@ -53,8 +54,10 @@ struct ParameterIndex {
     Joined shared_gate_up, shared_down, shared_output_gate;
     Joined shared_output_norm, experts_input_norm, experts_output_norm, router_norm, expert_scale;
     Joined mlp_output_norm;
+    Joined layer_input_gate, layer_input_out, layer_input_output_norm;
   };
   int embedding, final_norm, lm_head;  // lm_head == embedding when tied
+  Joined layer_input_table, layer_input_projection, layer_input_norm;
   std::vector<Layer> layers;
 };
 ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayout& layout);

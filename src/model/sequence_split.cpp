@@ -32,6 +32,9 @@ RankHeads rank_heads(const AttentionShape& shape, int rank, int ranks) {
 }
 
 void require_sequence_split(const DecoderSpec& spec, int ranks, const std::string& model) {
+  if (ranks > 1 && spec.shares_keys())
+    fail("--sequence_parallel_size {}: not supported for {}, where layers attend to keys and values of others; use 1",
+         ranks, model);
   if (share_layers(spec, ranks)) return;
   std::string sizes;
   for (std::int64_t size = 1; size <= spec.heads; ++size)

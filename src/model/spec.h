@@ -53,14 +53,18 @@ struct AttentionShape {
   bool output_gate = false;
   bool keys_are_values = false;  // values have no projection: they are the keys as projected, before norm and rotation
   bool value_norm = false;       // RMSNorm of each value head, without a weight
+  // Keys and values are another layer's (LayerSpec::keys_of): there is no projection of either.
+  bool takes_keys = false;
 
   std::int64_t q_width() const { return heads * head_dim; }
   std::int64_t kv_width() const { return kv_heads * head_dim; }
   // Columns of a token's queries among its projections, their gates included.
   std::int64_t projected_q_width() const { return output_gate ? 2 * q_width() : q_width(); }
-  std::int64_t qkv_width() const { return projected_q_width() + (keys_are_values ? 1 : 2) * kv_width(); }
+  std::int64_t qkv_width() const {
+    return projected_q_width() + (takes_keys ? 0 : keys_are_values ? 1 : 2) * kv_width();
+  }
   // Columns of rotated queries and keys, where they do not lie in the projections, with values if they are normed.
-  std::int64_t rotated_width() const { return q_width() + (value_norm ? 2 : 1) * kv_width(); }
+  std::int64_t rotated_width() const { return q_width() + (takes_keys ? 0 : value_norm ? 2 : 1) * kv_width(); }
 };
 
 // What layers without a window have in place of DecoderSpec's, in a model whose layers with one have other heads.
@@ -146,6 +150,9 @@ struct LayerSpec {
   bool experts = false;
   LayerRotation rotation = LayerRotation::global;
   TokenMixer mixer = TokenMixer::attention;
+  std::int64_t intermediate = 0;  // of its MLP; 0: DecoderSpec's
+  // The layer below whose keys, rotated, and values it attends to, a layer with the same heads and window; -1: its own.
+  std::int64_t keys_of = -1;
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -171,12 +178,16 @@ struct DecoderSpec {
   GateActivation gate = GateActivation::silu;  // of layers without experts
   double attention_scale = 0;                  // multiplies q.k; 0: 1 / sqrt(head_dim)
   double embedding_scale = 1;                  // multiplies the rows of the embedding table
-  bool round_embedding_scale = false;          // to the activations' format
+  bool round_embedding_scale = false;          // to the activations' format, as that of layer_input's table
   double residual_scale = 1;                   // multiplies what attention and MLP add to the residual stream
   double logits_scale = 1;                     // multiplies the logits
   double logits_cap = 0;                       // above 0, logits become cap tanh(logits / cap)
   // A layer's output, what came in included, is multiplied by a number of its own, which is not trained.
   bool layer_scales = false;
+  // Above 0, every layer ends with a part that reads so many numbers of each token, which are the layer's own. They are
+  // made below the layers, of a table's rows and of the embedding (decoder/layer_inputs.h). [Gemma 3n]
+  std::int64_t layer_input = 0;
+  std::int64_t layer_input_vocab = 0;  // rows of that table
   RopeSpec rope;
   std::optional<RopeSpec> local_rope;
   ExpertSpec experts;
@@ -196,9 +207,25 @@ struct DecoderSpec {
   }
   // The heads of a layer, if it attends.
   AttentionShape shape(std::int64_t i) const {
-    const bool global = global_heads && layer(i).window == 0;
-    return {heads,       global ? global_heads->kv_heads : kv_heads, global ? global_heads->head_dim : head_dim,
-            output_gate, global && global_heads->keys_are_values,    value_norm};
+    const bool global = global_heads && layer(i).window == 0, takes_keys = layer(i).keys_of >= 0;
+    return {.heads = heads,
+            .kv_heads = global ? global_heads->kv_heads : kv_heads,
+            .head_dim = global ? global_heads->head_dim : head_dim,
+            .output_gate = output_gate,
+            .keys_are_values = global && global_heads->keys_are_values && !takes_keys,
+            .value_norm = value_norm && !takes_keys,
+            .takes_keys = takes_keys};
+  }
+  // Whether layers attend to keys of others, and whether a layer's are attended to by one above it.
+  bool shares_keys() const {
+    for (const LayerSpec& l : layer_specs)
+      if (l.keys_of >= 0) return true;
+    return false;
+  }
+  bool gives_keys(std::int64_t i) const {
+    for (const LayerSpec& l : layer_specs)
+      if (l.keys_of == i) return true;
+    return false;
   }
   float score_scale(std::int64_t i) const {
     return attention_scale != 0 ? static_cast<float>(attention_scale)
@@ -227,10 +254,17 @@ struct DecoderSpec {
     for (const LayerSpec& l : layer_specs) n += l.experts;
     return n;
   }
+  // Numbers of a token that its layers read besides the stream, of all layers.
+  std::int64_t layer_inputs_width() const { return layers * layer_input; }
+  // Columns of gate, and of up, of a layer without experts.
+  std::int64_t dense_width(std::int64_t i) const {
+    const std::int64_t own = layer(i).intermediate;
+    return own > 0 ? own : intermediate;
+  }
   // Columns of gate, and of up, that one token has in a layer: in a shared expert, and in all.
   std::int64_t shared_width(std::int64_t i) const { return layer(i).experts ? experts.shared_intermediate : 0; }
   std::int64_t mlp_width(std::int64_t i) const {
-    return layer(i).experts ? experts.per_token * experts.intermediate + experts.shared_intermediate : intermediate;
+    return layer(i).experts ? experts.per_token * experts.intermediate + experts.shared_intermediate : dense_width(i);
   }
 };
 

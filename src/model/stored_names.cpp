@@ -1,6 +1,7 @@
 #include "model/stored_names.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <system_error>
 
@@ -31,10 +32,23 @@ std::int64_t number_in(std::string_view name, std::string_view prefix) {
   return error == std::errc() && stop != rest.data() + rest.size() && *stop == '.' ? number : -1;
 }
 
+// The keys and values of layers that attend to another's, which published files have nevertheless.
+std::vector<std::string> unused_names(const DecoderSpec& spec) {
+  constexpr std::array roles{Role::k, Role::v, Role::k_bias, Role::v_bias, Role::k_norm};
+  std::vector<std::string> unused;
+  for (std::int64_t layer = 0; spec.shares_keys() && layer < spec.layers; ++layer)
+    for (const TensorName& row : find_family(spec.architecture).names)
+      if (spec.layer(layer).keys_of >= 0 && std::find(roles.begin(), roles.end(), row.role) != roles.end())
+        unused.push_back(fmt::format(fmt::runtime(row.name), layer));
+  return unused;
+}
+
 }  // namespace
 
 StoredNames::StoredNames(const DecoderSpec& spec)
-    : constants_(selection_bias_names(spec)), layers_(find_family(spec.architecture).extra_layers ? spec.layers : 0) {
+    : constants_(selection_bias_names(spec)),
+      unused_(unused_names(spec)),
+      layers_(find_family(spec.architecture).extra_layers ? spec.layers : 0) {
   std::erase(constants_, std::string());
 }
 
@@ -57,7 +71,7 @@ std::string StoredNames::parameter(std::string_view stored) const {
 
 bool StoredNames::carries(std::string_view stored) const {
   const auto begins = [&](std::string_view prefix) { return stored.starts_with(prefix); };
-  return is_prediction_head(stored) || is_constant(stored) ||
+  return is_prediction_head(stored) || is_constant(stored) || is_unused(stored) ||
          (wrapper_ != nullptr && std::any_of(wrapper_->carried.begin(), wrapper_->carried.end(), begins));
 }
 
@@ -67,6 +81,10 @@ bool StoredNames::is_prediction_head(std::string_view stored) const {
 
 bool StoredNames::is_constant(std::string_view stored) const {
   return !constants_.empty() && std::find(constants_.begin(), constants_.end(), parameter(stored)) != constants_.end();
+}
+
+bool StoredNames::is_unused(std::string_view stored) const {
+  return !unused_.empty() && std::find(unused_.begin(), unused_.end(), parameter(stored)) != unused_.end();
 }
 
 std::vector<std::string> selection_bias_names(const DecoderSpec& spec) {

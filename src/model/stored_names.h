@@ -22,18 +22,22 @@ class StoredNames {
   std::string stored(std::string_view parameter) const;
   // The name of the parameter that a tensor of the text model is of; empty: it is none of the text model's.
   std::string parameter(std::string_view stored) const;
-  // Whether a tensor is no parameter, but of another part of the model or a constant, which training leaves as it is.
+  // Whether a tensor is no parameter, but of another part of the model, a constant or of no use, which training leaves
+  // as it is.
   bool carries(std::string_view stored) const;
   // Whether a tensor is of extra heads that predict further tokens from the text model's states. They are no part of
   // it, and fit it no longer when it has been trained.
   bool is_prediction_head(std::string_view stored) const;
   // Whether it is what the text model computes with and nothing trains.
   bool is_constant(std::string_view stored) const;
+  // Whether it would be keys or values of a layer that attends to another's: files may have them.
+  bool is_unused(std::string_view stored) const;
 
  private:
   const Wrapper* wrapper_ = nullptr;
   TextNames text_{.model = "model.", .lm_head = "lm_head."};
   std::vector<std::string> constants_;
+  std::vector<std::string> unused_;
   std::int64_t layers_ = 0;  // of the model, where its files may have more
 };
 

@@ -137,13 +137,15 @@ PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const
 }
 
 std::string first_layers_pattern(const ParameterLayout& layout, int layers) {
-  // Unit 0 is the embedding, the others begin with "model.layers.0.": what is in front of the number, and behind.
-  const auto name_in = [&](int unit) {
-    return layout.parameters()[static_cast<std::size_t>(layout.unit_parameters(unit).first)].name;
-  };
-  const std::string embedding = name_in(0), layer = name_in(1);
-  std::string pattern = embedding.substr(0, embedding.rfind('.')) + ".*";
+  // Unit 0 is the embedding, with what else is made below the layers and their scales; the others begin with
+  // "model.layers.0.": what is in front of the number, and behind.
+  const auto name_of = [&](int p) { return layout.parameters()[static_cast<std::size_t>(p)].name; };
+  const std::string layer = name_of(layout.unit_parameters(1).first);
   const std::string before = layer.substr(0, layer.find(".0.") + 1);
+  std::string pattern;
+  for (auto [p, end] = layout.unit_parameters(0); p < end; ++p)
+    if (const std::string name = name_of(p); !name.starts_with(before))
+      pattern += fmt::format("{}{}.*", pattern.empty() ? "" : ",", name.substr(0, name.rfind('.')));
   const auto add = [&](const std::string& numbers) { pattern += fmt::format(",{}{}.*", before, numbers); };
   const auto digits = [](int first, int last) {
     return first == last ? std::to_string(first) : fmt::format("[{}-{}]", first, last);

@@ -433,7 +433,7 @@ TEST(Plan, ARefusalSaysWhatAPersonCanDo) {
   const Outcome o = run({test::binary(), "plan", "--model", "qwen3-14b", "--hardware", "rtx4090"}, directory.path());
   EXPECT_EQ(o.exit_code, 2);
   for (const char* part : {"\n  --host_memory 256GB: ", " tokens/s\n",
-                           "\n  --model qwen3.5-4b: ", "GeForce RTX 4090: planned; nothing was measured on one"})
+                           "\n  --model gemma-4-e2b: ", "GeForce RTX 4090: planned; nothing was measured on one"})
     EXPECT_NE(o.err.find(part), std::string::npos) << part << o.err;
   EXPECT_EQ(o.err.find("--device_memory"), std::string::npos) << "the card has no more";
   // Of the card that is limited, more may be asked for; and where memory is soldered nobody is told to buy any.

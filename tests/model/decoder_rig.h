@@ -106,13 +106,28 @@ struct ModelFixture {
     fixture.layout = ParameterLayout(make_parameters(spec, rules));
     for (const Parameter& parameter : fixture.layout.parameters()) {
       const std::string prefix = "model.layers.";
-      if (!parameter.name.starts_with(prefix)) continue;
+      if (!parameter.name.starts_with(prefix)) {
+        if (StoredTensor& stored = fixture.weights.at(parameter.name); stored.shape != parameter.shape)
+          stored = repeated(stored, parameter.shape);
+        continue;
+      }
       const std::size_t dot = parameter.name.find('.', prefix.size());
       const std::int64_t layer = std::stoll(parameter.name.substr(prefix.size(), dot - prefix.size()));
       const std::string from = prefix + std::to_string(layer % before) + parameter.name.substr(dot);
       fixture.weights[parameter.name] = fixture.weights.at(from);
     }
     return fixture;
+  }
+  // A larger matrix of the rows and columns of a smaller one again and again.
+  static StoredTensor repeated(const StoredTensor& from, const std::vector<std::int64_t>& shape) {
+    StoredTensor to = from;
+    to.shape = shape;
+    to.values.clear();
+    for (std::int64_t row = 0; row < shape.at(0); ++row)
+      for (std::int64_t column = 0; column < shape.at(1); ++column)
+        to.values.push_back(from.values.at(
+            static_cast<std::size_t>(row % from.shape.at(0) * from.shape.at(1) + column % from.shape.at(1))));
+    return to;
   }
   // The documents whose logits and gradients the fixture holds.
   std::span<const Document> batch() const {

@@ -80,7 +80,8 @@ constexpr const char* dense_models[]{"llama-untied",
                                      "qwen3-5",
                                      "qwen3-5-bias",
                                      "gemma4",
-                                     "gemma4-vision"};
+                                     "gemma4-vision",
+                                     "gemma4-e"};
 constexpr const char* expert_models[]{"qwen3-moe",   "qwen3-moe-balance", "gpt-oss",    "mixtral-v4",
                                       "qwen3-5-moe", "qwen3-next",        "gemma4-moe", "glm4-moe-lite"};
 class DenseTest : public FixtureTest {};
@@ -249,7 +250,7 @@ SO_LABEL(sweep, test::covered_families("Models/GreedyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
                          testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4",
                                          "olmo3", "gemma3-v4", "gemma3-vision", "ministral3", "qwen3-5", "qwen3-5-moe",
-                                         "qwen3-next", "gemma4", "gemma4-moe", "glm4-moe-lite"),
+                                         "qwen3-next", "gemma4", "gemma4-moe", "gemma4-e", "glm4-moe-lite"),
                          name_of_case);
 
 TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {

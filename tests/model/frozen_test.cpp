@@ -67,7 +67,7 @@ SO_LABEL(sweep, "FrozenDecoder.GradientsOfTheOthersAreTheSame");
 TEST(FrozenDecoder, GradientsOfTheOthersAreTheSame) {
   for (const char* name :
        {"qwen3-tied", "qwen3-untied-v4", "llama-bias", "phi3-short", "qwen3-moe", "gpt-oss", "gemma3-v4", "olmo2-v4",
-        "granite-v4", "glm4-v4", "qwen3-5-bias", "gemma4", "gemma4-vision", "gemma4-moe"}) {
+        "granite-v4", "glm4-v4", "qwen3-5-bias", "gemma4", "gemma4-vision", "gemma4-moe", "gemma4-e"}) {
     expect_same_where_trained(name, {{"model.embed_tokens.weight", "model.layers.0.*"}});
     expect_same_where_trained(name, {{"*norm.weight"}});
     expect_same_where_trained(name, {{"*.self_attn.*"}});

@@ -25,6 +25,8 @@ constexpr Published published[] = {
     {"gemma-3-4b-text", 3'880'263'168, "Gemma3ForCausalLM"},
     {"gemma-4-26b-a4b", 25'233'141'790, "Gemma4ForCausalLM"},
     {"gemma-4-31b", 30'697'345'340, "Gemma4ForCausalLM"},
+    {"gemma-4-e2b", 4'628'569'379, "Gemma4ForCausalLM"},
+    {"gemma-4-e4b", 7'463'013'418, "Gemma4ForCausalLM"},
     {"glm-4-9b", 9'400'279'040, "Glm4ForCausalLM"},
     {"glm-4.7-flash", 29'943'390'976, "Glm4MoeLiteForCausalLM"},
     {"gpt-oss-20b", 20'914'757'184, "GptOssForCausalLM"},

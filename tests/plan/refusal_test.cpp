@@ -239,6 +239,14 @@ TEST(PlanChanges, OnADesktop) {
   EXPECT_FALSE(any(rows, "host_memory"));
 }
 
+// What is made below the layers is frozen with the embedding, or a backward pass would go down to it.
+TEST(PlanChanges, PatternsOfTheFirstLayersMatchAllBelowThem) {
+  const Planned planned("gemma-4-e2b", cuda_backend(), 24, 60);
+  const std::string pattern = first_layers_pattern(planned.layout, 12);
+  const ParameterLayout layout(make_parameters(planned.spec, {.frozen = parse_patterns(pattern, "--freeze")}));
+  EXPECT_EQ(layout.first_trained_unit(), 13) << pattern;
+}
+
 TEST(PlanChanges, PatternsOfTheFirstLayersMatchThese) {
   const Planned planned("qwen3-4b", cuda_backend(), 24, 60);
   EXPECT_EQ(first_layers_pattern(planned.layout, 0), "model.embed_tokens.*");

@@ -20,12 +20,7 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
   }
   const Tensor dattention = in_room(arena, "gradient of attention", t, n, s.q_width(), room);
   const Tensor dqkv = arena.acquire("gradient of qkv", t, {n, s.qkv_width()});
-  // Between gates there is room for the gradient of the queries only once they are turned back.
-  AttentionHeads gradient{queries_in(dqkv, s), keys_in(dqkv, s), values_in(dqkv, s)};
-  if (s.output_gate) gradient.q = {arena.acquire("gradient of queries", t, {n, s.q_width()}), 0, s.heads, s.head_dim};
-  // Values that are keys have no columns of their own.
-  if (s.keys_are_values)
-    gradient.v = {arena.acquire("gradient of values", t, {n, s.kv_width()}), 0, s.kv_heads, s.head_dim};
+  const AttentionHeads gradient = acquire_gradient(pass, dqkv);
   for_each_gradient_tile(
       ops_, pass, gradients, {p_.attention_output_norm, p_.o, p_.o_bias}, tile,
       [&](GradientSink& sink, std::int64_t first, std::int64_t count) {
@@ -39,8 +34,38 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
                     s.output_gate ? gate_backward(pass, part, d, dqkv.rows(first, count)) : part.mixed);
       });
   attend_backward(pass, gradients, a, dattention, gradient);
+  share_gradient(pass, gradient);
   rotate_back(pass, gradients, a, gradient, dqkv);
   projections_backward(context_, pass, gradients, p_, a, dqkv, dnormed, dresidual, tile);
+}
+
+AttentionHeads AttentionBlock::acquire_gradient(const DecoderPass& pass, Tensor dqkv) const {
+  const AttentionShape& s = shape_;
+  const DType t = context_.activations();
+  const std::int64_t n = pass.tokens();
+  AttentionHeads gradient{queries_in(dqkv, s), {}, {}};
+  // Between gates there is room for the gradient of the queries only once they are turned back.
+  if (s.output_gate)
+    gradient.q = {pass.arena.acquire("gradient of queries", t, {n, s.q_width()}), 0, s.heads, s.head_dim};
+  if (s.takes_keys || gives_keys_) {
+    const Tensor rows = s.takes_keys && last_taker_
+                            ? pass.across.keys[static_cast<std::size_t>(keys_of_)].gradient
+                            : pass.arena.acquire("gradient of keys and values", t, {n, 2 * s.kv_width()});
+    gradient.k = taken_keys(rows, s), gradient.v = taken_values(rows, s);
+    return gradient;
+  }
+  gradient.k = keys_in(dqkv, s);
+  // Values that are keys have no columns of their own.
+  gradient.v = s.keys_are_values
+                   ? Heads{pass.arena.acquire("gradient of values", t, {n, s.kv_width()}), 0, s.kv_heads, s.head_dim}
+                   : values_in(dqkv, s);
+  return gradient;
+}
+
+void AttentionBlock::share_gradient(const DecoderPass& pass, const AttentionHeads& gradient) const {
+  if (!gives_keys_ && (!shape_.takes_keys || last_taker_)) return;
+  const Tensor own = gradient.k.rows, sum = pass.across.keys[static_cast<std::size_t>(keys_of_)].gradient;
+  ops_.add_scaled(pass.stream, gives_keys_ ? own : sum, sum, own, 1);
 }
 
 Tensor AttentionBlock::gate_backward(const DecoderPass& pass, const LayerActivations& a, Tensor dattention,
@@ -68,6 +93,7 @@ void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& grad
   const Tensor scratch = setup_.acquire_gradient_scratch(arena, setup_.size(spans, pass.tokens(), pass.tokens()));
   const GradientSink::Target dsinks =
       p_.sinks ? vector_gradient(gradients, arena, p_.sinks, spans.sinks) : GradientSink::Target{};
+  const AttentionHeads heads = attended(pass, a);
   ops_.attention_grad(
       pass.stream,
       {.dq = gradient.q,
@@ -76,7 +102,7 @@ void AttentionBlock::attend_backward(const DecoderPass& pass, GradientSink& grad
        .dsinks = dsinks.tensor,
        .dsinks_mode = dsinks.mode,
        .dout = {dattention, 0, s.heads, s.head_dim},
-       .forward = {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = a.k(s), .v = a.v(s), .spans = spans},
+       .forward = {.out = a.attention_heads(s), .lse = a.lse, .q = heads.q, .k = heads.k, .v = heads.v, .spans = spans},
        .scratch = scratch});
 }
 
@@ -101,6 +127,7 @@ void AttentionBlock::rotate_back(const DecoderPass& pass, GradientSink& gradient
     ops_.rotary_grad(pass.stream, g);
   };
   turn_back(queries_in(dqkv, s), gradient.q, a.raw_q(s), rope(RotatedHeads::queries), p_.q_norm, a.q_inv_rms);
+  if (s.takes_keys) return;
   turn_back(keys_in(dqkv, s), gradient.k, a.raw_k(s), rope(RotatedHeads::keys), p_.k_norm, a.k_inv_rms);
   // Keys that are values too have the sum of both gradients.
   if (s.value_norm)

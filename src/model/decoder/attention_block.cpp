@@ -5,6 +5,15 @@
 #include "model/decoder/mixer_input.h"
 
 namespace so {
+namespace {
+
+bool takes_last(const DecoderSpec& spec, std::int64_t layer) {
+  for (std::int64_t above = layer + 1; above < spec.layers; ++above)
+    if (spec.layer(above).keys_of == spec.layer(layer).keys_of) return false;
+  return true;
+}
+
+}  // namespace
 
 AttentionBlock::AttentionBlock(const DecoderContext& context, std::int64_t layer)
     : context_(context),
@@ -12,6 +21,9 @@ AttentionBlock::AttentionBlock(const DecoderContext& context, std::int64_t layer
       ops_(context.ops),
       layer_(layer),
       shape_(context.spec.shape(layer)),
+      keys_of_(shape_.takes_keys ? spec_.layer(layer).keys_of : layer),
+      gives_keys_(spec_.gives_keys(layer)),
+      last_taker_(takes_last(spec_, layer)),
       p_(context.parameters(layer)),
       setup_(context, layer),
       sliced_(context, layer) {
@@ -20,6 +32,9 @@ AttentionBlock::AttentionBlock(const DecoderContext& context, std::int64_t layer
   SO_CHECK(!spec_.output_gate || spec_.qk_norm, "queries between gates, to be rotated in place");
   SO_CHECK(!shape_.value_norm || spec_.qk_norm, "a norm of values, in place");
   SO_CHECK(!shape_.keys_are_values || shape_.value_norm, "values that are keys, to be rotated in place");
+  SO_CHECK(!(shape_.takes_keys || gives_keys_) || spec_.qk_norm, "keys of several layers, to be rotated in place");
+  SO_CHECK(keys_of_ == layer || (keys_of_ < layer && spec_.layer(keys_of_).window == spec_.layer(layer).window),
+           "layer {} with the keys of layer {}", layer, keys_of_);
   SO_CHECK(rotation != LayerRotation::local || spec_.local_rope, "a local rotation without its table");
   SO_CHECK(!queries_have_own_table(spec_) || spec_.rope.rotary_dim == shape_.head_dim,
            "queries that grow, and {} of {} dimensions rotate", spec_.rope.rotary_dim, shape_.head_dim);
@@ -81,7 +96,7 @@ void AttentionBlock::complete_head_norms(Arena& arena, std::int64_t n, LayerActi
     if (spec_.projection_norm) acquire_if_empty(arena, tensor, name, DType::f32, {n});
   };
   complete(a.q_inv_rms, "inverse rms of q", shape_.heads);
-  complete(a.k_inv_rms, "inverse rms of k", shape_.kv_heads);
+  if (!shape_.takes_keys) complete(a.k_inv_rms, "inverse rms of k", shape_.kv_heads);
   if (shape_.value_norm) acquire_if_empty(arena, a.v_inv_rms, "inverse rms of v", DType::f32, {n, shape_.kv_heads});
 }
 
@@ -106,6 +121,7 @@ void AttentionBlock::rotate(const DecoderPass& pass, const LayerActivations& a) 
     if (table) ops_.rotary(pass.stream, out, in, pass.batch.positions, table, norm, rotation().pairs);
   };
   turn(a.q(shape_), a.raw_q(shape_), rope(RotatedHeads::queries), p_.q_norm, a.q_inv_rms);
+  if (shape_.takes_keys) return;
   turn(a.k(shape_), a.raw_k(shape_), rope(RotatedHeads::keys), p_.k_norm, a.k_inv_rms);
   if (shape_.value_norm) ops_.head_norm(pass.stream, a.v(shape_), a.raw_v(shape_), a.v_inv_rms, spec_.rms_epsilon);
 }
@@ -136,28 +152,45 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
   });
 }
 
+AttentionHeads AttentionBlock::attended(const DecoderPass& pass, const LayerActivations& a) const {
+  if (!shape_.takes_keys) return {a.q(shape_), a.k(shape_), a.v(shape_)};
+  const Tensor rows = pass.across.keys[static_cast<std::size_t>(keys_of_)].rows;
+  return {a.q(shape_), taken_keys(rows, shape_), taken_values(rows, shape_)};
+}
+
+AttentionHeads AttentionBlock::cached(const DecoderPass& pass, const LayerActivations& a, KvCache& cache) const {
+  const AttentionShape& s = shape_;
+  const std::int64_t n = pass.tokens();
+  const Tensor rows = cache.layers[static_cast<std::size_t>(keys_of_)].keys_values;
+  if (!s.takes_keys) {
+    const Tensor added = rows.rows(cache.used, n);
+    ops_.copy_heads(pass.stream, taken_keys(added, s), a.k(s));
+    ops_.copy_heads(pass.stream, taken_values(added, s), a.v(s));
+  }
+  const Tensor all = rows.rows(0, cache.used + n);
+  return {a.q(s), taken_keys(all, s), taken_values(all, s)};
+}
+
 void AttentionBlock::attend(const DecoderPass& pass, const LayerActivations& a, KvCache* cache) const {
   if (pass.batch.is_slice()) return sliced_.forward(pass, a);
   const AttentionShape& s = shape_;
   const std::int64_t n = pass.tokens();
-  Stream& stream = pass.stream;
-  Heads k = a.k(s), v = a.v(s);
-  std::int64_t k_rows = n;
-  if (cache) {
-    k_rows = cache->used + n;
-    const Tensor rows = cache->layers[static_cast<std::size_t>(layer_)].keys_values;
-    const Tensor added = rows.rows(cache->used, n), all = rows.rows(0, k_rows);
-    ops_.copy_heads(stream, {added, 0, s.kv_heads, s.head_dim}, k);
-    ops_.copy_heads(stream, {added, s.kv_width(), s.kv_heads, s.head_dim}, v);
-    k = {all, 0, s.kv_heads, s.head_dim};
-    v = {all, s.kv_width(), s.kv_heads, s.head_dim};
+  const AttentionHeads heads = cache ? cached(pass, a, *cache) : attended(pass, a);
+  if (gives_keys_ && !cache) {
+    const Tensor rows = pass.across.keys[static_cast<std::size_t>(layer_)].rows;
+    ops_.copy_heads(pass.stream, taken_keys(rows, s), heads.k);
+    ops_.copy_heads(pass.stream, taken_values(rows, s), heads.v);
   }
   Arena::Scope scope(pass.arena);
   const AttentionSpans spans = setup_.spans(pass);
-  const Tensor scratch = setup_.acquire_scratch(pass.arena, setup_.size(spans, n, k_rows));
-  ops_.attention(
-      stream,
-      {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = k, .v = v, .spans = spans, .scratch = scratch});
+  const Tensor scratch = setup_.acquire_scratch(pass.arena, setup_.size(spans, n, heads.k.rows.dim(0)));
+  ops_.attention(pass.stream, {.out = a.attention_heads(s),
+                               .lse = a.lse,
+                               .q = heads.q,
+                               .k = heads.k,
+                               .v = heads.v,
+                               .spans = spans,
+                               .scratch = scratch});
 }
 
 }  // namespace so

@@ -49,15 +49,27 @@ class AttentionBlock final : public MixerBlock {
   // Takes the gradient of what rotate() made, and writes that of what it read to dqkv.
   void rotate_back(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
                    const AttentionHeads& gradient, Tensor dqkv) const;
+  // Queries, keys and values that attention reads, without a cache: keys and values the layer's own or another's.
+  AttentionHeads attended(const DecoderPass& pass, const LayerActivations& a) const;
+  // The same with a cache, which the layer's own are written to.
+  AttentionHeads cached(const DecoderPass& pass, const LayerActivations& a, KvCache& cache) const;
   // dattention is the gradient of the gated output, and becomes that of a.mixed; the gates' goes to dqkv, all of the
   // tokens of `a`. Returns the gated output, which is made again if it is not there.
   Tensor gate_backward(const DecoderPass& pass, const LayerActivations& a, Tensor dattention, Tensor dqkv) const;
+  // Where attention's gradient goes: columns of dqkv, or memory in the caller's scope of the arena.
+  AttentionHeads acquire_gradient(const DecoderPass& pass, Tensor dqkv) const;
+  // Adds up the gradients of keys and values that several layers attend to: a layer that takes another's adds its own
+  // to the sum, and the one that they are of adds the sum to its own.
+  void share_gradient(const DecoderPass& pass, const AttentionHeads& gradient) const;
 
   const DecoderContext& context_;
   const DecoderSpec& spec_;
   Ops& ops_;
   const std::int64_t layer_;
   const AttentionShape shape_;
+  const std::int64_t keys_of_;  // the layer whose keys and values are attended to, this one or one below
+  const bool gives_keys_;       // to layers above
+  const bool last_taker_;       // no layer above attends to the same ones
   const ParameterIndex::Layer& p_;
   const AttentionSetup setup_;
   const SliceAttention sliced_;

@@ -1,11 +1,12 @@
-// Which part is where, from the outside in. layer_stack.h has the embedding (input_embedding.h) and the layers
-// (decoder_layer.h); each is a token_mixer.h and an mlp_block.h with norms around them (block_norms.h), and above the
-// layers is output_head.h. A token mixer is an attention_block.h, a latent_block.h or a delta_block.h. Attention
-// calls the ops with an attention_setup.h, where tokens are split among ranks by slice_attention.h. What an MLP block
-// has within is a feed_forward.h: dense_mlp.h, or expert_mlp.h with its router_loss.h, or both, dense_with_experts.h.
-// All share a context.h, and in each call a pass.h; layers hand on layer_activations.h, of which they keep what keep.h
-// says, and write gradients by gradients.h. What a layer did not keep is computed again just before backward uses it,
-// by the calls of the forward pass, so to the same bits.
+// Which part is where, from the outside in. layer_stack.h has the embedding (input_embedding.h, with
+// layer_inputs.h) and the layers (decoder_layer.h); each is a token_mixer.h and an mlp_block.h with norms around them
+// (block_norms.h), and above the layers is output_head.h. What goes from layer to layer beside the residual stream is
+// in across_layers.h. A token mixer is an attention_block.h, a latent_block.h or a delta_block.h. Attention calls the
+// ops with an attention_setup.h, where tokens are split among ranks by slice_attention.h. What an MLP block has within
+// is a feed_forward.h: dense_mlp.h, or expert_mlp.h with its router_loss.h, or both, dense_with_experts.h. All share a
+// context.h, and in each call a pass.h; layers hand on layer_activations.h, of which they keep what keep.h says, and
+// write gradients by gradients.h. What a layer did not keep is computed again just before backward uses it, by the
+// calls of the forward pass, so to the same bits.
 #include "model/decoder/decoder.h"
 
 #include <utility>
@@ -77,12 +78,13 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   ResidualStream residual(arena, context.activations(), n, hidden);
   Tensor normed = arena.acquire("final normed", context.activations(), {n, hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {n});
-  const DecoderPass pass{stream, batch, weights, arena, {}, 0, observer};
+  const DecoderPass pass{stream, batch, weights, arena, acquire_across_layers(context, arena, n, false),
+                         {},     0,     observer};
   {
     Arena::Scope of_layers(arena);
     layers.run(pass, residual, nullptr);
     head.require(pass);
-    head.norm(pass, normed, residual.x, inv_rms, residual);
+    head.norm(pass, normed, residual.middle, inv_rms, residual);
   }
   head.loss(pass, normed, residual.scratch, losses);
   head.release(pass);
@@ -95,13 +97,13 @@ void Decoder::forward_logits(Stream& stream, const DeviceBatch& batch, WeightSou
   const std::int64_t n = batch.tokens(), rows = logits.dim(0), hidden = context.spec.hidden;
   SO_CHECK(rows >= 1 && rows <= n, "{} rows of logits of {} tokens", rows, n);
   ResidualStream residual(arena, context.activations(), n, hidden);
-  const DecoderPass pass{stream, batch, weights, arena, {}};
+  const DecoderPass pass{stream, batch, weights, arena, acquire_across_layers(context, arena, n, false), {}};
   layers.run(pass, residual, cache);
   Tensor normed = arena.acquire("final normed", context.activations(), {rows, hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {rows});
   head.require(pass);
   residual = residual.rows(n - rows, rows);
-  head.norm(pass, normed, residual.x, inv_rms, residual);
+  head.norm(pass, normed, residual.middle, inv_rms, residual);
   head.logits(pass, normed, logits);
   head.release(pass);
   if (cache) cache->used += n;
@@ -111,7 +113,13 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
                                Arena& arena, Tensor losses, float grad_scale) const {
   const auto& [context, layers, head] = *parts_;
   Arena::Scope scope(arena);
-  const DecoderPass pass{stream, batch, weights, arena, acquire_router_load(context, arena), grad_scale};
+  const DecoderPass pass{stream,
+                         batch,
+                         weights,
+                         arena,
+                         acquire_across_layers(context, arena, batch.tokens(), true),
+                         acquire_router_load(context, arena),
+                         grad_scale};
   const DType t = context.activations();
   const Tensor dresidual = arena.acquire("gradient of the residual", t, {batch.tokens(), context.spec.hidden});
   ResidualStream residual(arena, t, batch.tokens(), context.spec.hidden);

@@ -37,7 +37,7 @@ struct DeviceBatch {
 };
 
 // A layer's memory of the tokens that it has seen: keys and values of attention, or the state of a delta layer and the
-// rows that the convolution of the next token reads.
+// rows that the convolution of the next token reads. A layer that attends to another's keys has none.
 struct LayerCache {
   Tensor keys_values;  // T [capacity, 2 * kv_width], keys first (rotated), then values
   Tensor convolution;  // T [convolution - 1, convolved_width], of the last tokens

@@ -61,6 +61,7 @@ void DecoderLayer::forward(const DecoderPass& pass, const LayerActivations& kept
                            KvCache* cache) const {
   const std::int64_t n = pass.tokens(), before = mixer_tile(kept, n), behind = mlp_tile(kept, n);
   LayerActivations a = kept;
+  a.layer_inputs = pass.across.layer_inputs;
   if (!a.middle) a.middle = residual.middle;
   pass.weights.require_weights(unit_, pass.stream);
   {
@@ -74,9 +75,9 @@ void DecoderLayer::forward(const DecoderPass& pass, const LayerActivations& kept
   }
   mlp_.forward(pass, a, residual.scratch, behind);
   pass.show(unit_, "its sum after attention", a.middle);
-  pass.show(unit_, mlp_.feed_forward().name_of_output(), residual.scratch);
+  pass.show(unit_, mlp_.makes_stream() ? "its output" : mlp_.feed_forward().name_of_output(), residual.scratch);
   pass.weights.release_weights(unit_, pass.stream);
-  residual.x = a.middle;
+  residual.x = mlp_.makes_stream() ? Tensor() : a.middle;
   residual.delta = residual.scratch;
   residual.scale = scale_;
 }
@@ -90,6 +91,7 @@ void DecoderLayer::backward(const DecoderPass& pass, GradientSink& gradients, co
   pass.weights.require_weights(unit_, pass.stream);
   if (scale_) scaled_sum(context_, pass, dresidual, Tensor(), dresidual, scale_);
   LayerActivations a = kept;
+  a.layer_inputs = pass.across.layer_inputs;
   Tensor remade_delta;
   if (keep_ >= Keep::attention) {
     // In tiles the stream after attention is made for one at a time, so its place is free.

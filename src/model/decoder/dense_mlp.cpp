@@ -8,7 +8,7 @@ DenseMlp::DenseMlp(const DecoderContext& context, std::int64_t layer)
     : DenseMlp(context,
                {context.parameters(layer).gate_up, context.parameters(layer).gate_up_bias,
                 context.parameters(layer).down, context.parameters(layer).down_bias},
-               context.spec.intermediate) {}
+               context.spec.dense_width(layer)) {}
 
 DenseMlp::DenseMlp(const DecoderContext& context, const Weights& weights, std::int64_t intermediate)
     : context_(context), ops_(context.ops), w_(weights), intermediate_(intermediate) {}

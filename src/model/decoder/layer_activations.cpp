@@ -33,7 +33,8 @@ LayerActivations LayerActivations::rows(std::int64_t first, std::int64_t count) 
                          &part.shared_out_inv_rms,
                          &part.experts_out,
                          &part.experts_out_inv_rms,
-                         &part.router_input})
+                         &part.router_input,
+                         &part.layer_inputs})
     if (*tensor) *tensor = tensor->rows(first, count);
   return part;
 }

@@ -28,6 +28,10 @@ inline Heads values_in(Tensor qkv, const AttentionShape& s) {
   return {qkv, s.projected_q_width() + (s.keys_are_values ? 0 : s.kv_width()), s.kv_heads, s.head_dim};
 }
 
+// Where keys and values lie by themselves: in a cache, and for layers that attend to another's.
+inline Heads taken_keys(Tensor rows, const AttentionShape& s) { return {rows, 0, s.kv_heads, s.head_dim}; }
+inline Heads taken_values(Tensor rows, const AttentionShape& s) { return {rows, s.kv_width(), s.kv_heads, s.head_dim}; }
+
 // Queries and keys, rotated, and values, normed if there is a norm of them; or their gradient.
 struct AttentionHeads {
   Heads q, k, v;
@@ -60,6 +64,9 @@ struct LayerActivations {
   // Of an MLP beside experts (dense_with_experts.h): what each gives to its norm, T [N, H], f32 [N]; what the router
   // reads, T [N, H], never kept; and with a scale of each expert, routing.weights times those.
   Tensor shared_out, shared_out_inv_rms, experts_out, experts_out_inv_rms, router_input, scaled_weights;
+
+  // Of a model whose layers have inputs beside the stream: those of all layers (across_layers.h), which outlive it.
+  Tensor layer_inputs;
 
   Heads raw_q(const AttentionShape& s) const { return queries_in(qkv, s); }
   Heads raw_k(const AttentionShape& s) const { return keys_in(qkv, s); }

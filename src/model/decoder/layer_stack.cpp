@@ -98,7 +98,7 @@ void LayerStack::backward(const DecoderPass& pass, GradientSink& gradients, std:
   // All that lies below the lowest trained unit is frozen.
   for (int unit = std::min(context_.first_trained, head_unit(context_.spec)) - 1; unit > 0; --unit)
     gradients.gradients_ready(unit, pass.stream);
-  if (context_.first_trained == 0) embedding_.backward(pass, gradients, dresidual);
+  if (context_.first_trained == 0) embedding_.backward(pass, gradients, dresidual, residual.scratch);
   gradients.gradients_ready(0, pass.stream);
 }
 

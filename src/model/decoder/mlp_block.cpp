@@ -22,7 +22,10 @@ std::unique_ptr<const FeedForward> make_feed_forward(const DecoderContext& conte
 }  // namespace
 
 MlpBlock::MlpBlock(const DecoderContext& context, std::int64_t layer)
-    : context_(context), p_(context.parameters(layer)), feed_forward_(make_feed_forward(context, layer)) {}
+    : context_(context),
+      p_(context.parameters(layer)),
+      feed_forward_(make_feed_forward(context, layer)),
+      layer_input_(context, layer) {}
 
 void MlpBlock::complete(Arena& arena, std::int64_t n, LayerActivations& a) const {
   if (context_.spec.input_norms) {
@@ -49,6 +52,9 @@ void MlpBlock::forward(const DecoderPass& pass, const LayerActivations& a, Tenso
     complete(pass.arena, count, part);
     block_input(context_, pass, p_.mlp_norm, part.normed2, part.inv_rms2, part.middle, part.x, added);
     run(pass, part, added, first == 0);
+    if (!layer_input_) return;
+    context_.ops.add_scaled(pass.stream, added, part.middle, added, 1);
+    layer_input_.forward(pass, part.layer_inputs, added);
   });
 }
 
@@ -74,11 +80,22 @@ void MlpBlock::backward(const DecoderPass& pass, GradientSink& gradients, LayerA
       a.normed2 = pass.arena.acquire("normed middle", context_.activations(), {dresidual.dim(0), context_.spec.hidden});
     block_input(context_, pass, p_.mlp_norm, a.normed2, a.inv_rms2, a.middle, a.x, remade_delta);
   }
-  if (p_.mlp_output_norm && !a.mlp_out) remake_output(pass, a, remade_delta, dnormed);
+  if (p_.mlp_output_norm && !a.mlp_out)
+    remake_output(pass, a, remade_delta, dnormed);
+  else if (layer_input_)
+    block_output_norm(context_, pass, p_.mlp_output_norm, dnormed, a.mlp_out, a.mlp_out_inv_rms);
+  if (layer_input_) layer_input_backward(pass, gradients, a, dnormed, dresidual);
   const Tensor dout = block_output_backward(context_, pass, gradients, p_.mlp_output_norm, a.mlp_out, a.mlp_out_inv_rms,
                                             dnormed, dresidual);
   feed_forward_->backward(pass, gradients, a, dnormed, dout, dresidual);
   block_input_backward(context_, pass, gradients, p_.mlp_norm, a.middle, a.inv_rms2, dnormed, dresidual);
+}
+
+void MlpBlock::layer_input_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
+                                    Tensor added, Tensor dresidual) const {
+  const Tensor stream = added;
+  context_.ops.add_scaled(pass.stream, stream, a.middle, added, 1);
+  layer_input_.backward(pass, gradients, a.layer_inputs, stream, dresidual);
 }
 
 void MlpBlock::backward_in_tiles(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
@@ -89,6 +106,8 @@ void MlpBlock::backward_in_tiles(const DecoderPass& pass, GradientSink& gradient
   std::vector<Joined> parameters = feed_forward_->parameters();
   parameters.insert(parameters.begin(), p_.mlp_output_norm);
   parameters.push_back(p_.mlp_norm);
+  if (layer_input_)
+    for (const Joined& parameter : layer_input_.parameters()) parameters.push_back(parameter);
   TiledGradients sums(gradients, arena, parameters);
   for_each_tile(pass.tokens(), tile, [&](std::int64_t first, std::int64_t count) {
     Arena::Scope block(arena);

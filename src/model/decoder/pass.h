@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "device/arena.h"
+#include "model/decoder/across_layers.h"
 #include "model/decoder/decoder.h"
 #include "model/parameters.h"
 #include "offload/memory/parameter_source.h"
@@ -24,6 +25,7 @@ struct DecoderPass {
   const DeviceBatch& batch;
   WeightSource& weights;
   Arena& arena;
+  AcrossLayers across;
   RouterLoad load;
   float grad_scale = 0;  // backward
   const ForwardObserver* observer = nullptr;
@@ -41,7 +43,7 @@ struct ResidualStream {
   // `scratch` lasts as long as the caller's scope of the arena.
   ResidualStream(Arena& arena, DType activations, std::int64_t tokens, std::int64_t hidden)
       : scratch(arena.acquire("block output", activations, {tokens, hidden})) {}
-  Tensor x;
+  Tensor x;        // empty where delta is the whole stream, but for the scale
   Tensor delta;    // empty where x is the whole stream: below the first layer, and in backward
   Tensor scratch;  // where blocks write what they add
   Tensor middle;   // where layers that do not keep theirs put the stream after attention; empty if there are none

@@ -18,7 +18,12 @@ class ConfigReader;
 // stored one by one (expert_*) or as one (experts_*); a family whose files have either names both.
 enum class Role : std::uint8_t {
   embedding,
-  layer_scale,  // one for each layer, in the embedding's unit
+  // These lie in the embedding's unit: what makes the inputs of layers (decoder/layer_inputs.h), and one scale for each
+  // layer.
+  layer_input_table,
+  layer_input_projection,
+  layer_input_norm,
+  layer_scale,
   input_norm,
   q,
   k,
@@ -78,6 +83,9 @@ enum class Role : std::uint8_t {
   experts_output_norm,
   router_norm,
   expert_scale,
+  layer_input_gate,  // what a layer does with its input, after the MLP (decoder/layer_input_block.h)
+  layer_input_out,
+  layer_input_output_norm,
   final_norm,
   lm_head,
 };

@@ -2,8 +2,8 @@
 // before and after attention and MLP, of q and k heads, and without a weight of v heads; a scale of each layer's
 // output, a scaled embedding, a soft cap of the logits, and a gate with GELU. Five of six layers have a window; the
 // others have larger heads, fewer key heads, which are their values too, and a rotation that turns a part of each
-// head's pairs. The models
-// with experts have them beside the MLP of every layer.
+// head's pairs. The models with experts have them beside the MLP of every layer. E2B and E4B have inputs of each layer
+// beside the residual stream, and last layers that attend to the keys and values of layers below, with wider MLPs.
 #include <array>
 #include <cmath>
 
@@ -15,8 +15,11 @@
 namespace so {
 namespace {
 
-constexpr std::array<TensorName, 32> names{{
+constexpr std::array<TensorName, 38> names{{
     {Role::embedding, "model.embed_tokens.weight"},
+    {Role::layer_input_table, "model.embed_tokens_per_layer.weight"},
+    {Role::layer_input_projection, "model.per_layer_model_projection.weight"},
+    {Role::layer_input_norm, "model.per_layer_projection_norm.weight"},
     {Role::layer_scale, "model.layers.{}.layer_scalar"},
     {Role::input_norm, "model.layers.{}.input_layernorm.weight"},
     {Role::q, "model.layers.{}.self_attn.q_proj.weight"},
@@ -46,6 +49,9 @@ constexpr std::array<TensorName, 32> names{{
     {Role::experts_down, "model.layers.{}.experts.down_proj"},
     {Role::experts_output_norm, "model.layers.{}.post_feedforward_layernorm_2.weight"},
     {Role::mlp_output_norm, "model.layers.{}.post_feedforward_layernorm.weight"},
+    {Role::layer_input_gate, "model.layers.{}.per_layer_input_gate.weight"},
+    {Role::layer_input_out, "model.layers.{}.per_layer_projection.weight"},
+    {Role::layer_input_output_norm, "model.layers.{}.post_per_layer_input_norm.weight"},
     {Role::final_norm, "model.norm.weight"},
     {Role::lm_head, "lm_head.weight"},
 }};
@@ -60,11 +66,6 @@ constexpr std::array<Wrapper, 1> wrappers{{{.architecture = "Gemma4ForConditiona
                                             .tied_embeddings = true}}};
 
 void refuse_what_is_not_done(const ConfigReader& config) {
-  if (config.whole_number("hidden_size_per_layer_input", 256) != 0)
-    config.refuse("hidden_size_per_layer_input",
-                  "embeddings for each layer (256 without the key) are not supported, only 0: the models E2B and E4B "
-                  "cannot be trained here");
-  config.only_zero("num_kv_shared_layers", "layers that take the keys and values of others are not supported");
   // Texts are causal where images are not.
   const std::string both_ways = config.text("use_bidirectional_attention", "vision");
   if (both_ways != "vision")
@@ -123,6 +124,35 @@ void read_gemma4_experts(const ConfigReader& config, DecoderSpec& spec) {
   for (LayerSpec& layer : spec.layer_specs) layer.experts = true;
 }
 
+void read_layer_inputs(const ConfigReader& config, DecoderSpec& spec) {
+  spec.layer_input = config.whole_number("hidden_size_per_layer_input", 256);
+  if (spec.layer_input == 0) return;
+  spec.layer_input_vocab = config.positive_int("vocab_size_per_layer_input", 262144);
+  if (spec.layer_input_vocab < spec.vocab)
+    config.refuse("vocab_size_per_layer_input",
+                  fmt::format("{} rows do not do for the {} of vocab_size", spec.layer_input_vocab, spec.vocab));
+}
+
+// The last layers attend to the keys and values of the last layer of their kind that has its own.
+void read_shared_keys(const ConfigReader& config, DecoderSpec& spec) {
+  const std::int64_t count = config.whole_number("num_kv_shared_layers", 0), own = spec.layers - count;
+  if (own < 0) config.refuse("num_kv_shared_layers", fmt::format("must be from 0 to {}", spec.layers - 1));
+  const bool wide = config.boolean("use_double_wide_mlp", false);
+  if (wide && count > 0 && spec.experts.count > 0) config.refuse("use_double_wide_mlp", "not supported beside experts");
+  const auto spec_of = [&](std::int64_t i) -> LayerSpec& { return spec.layer_specs[static_cast<std::size_t>(i)]; };
+  for (std::int64_t i = own; i < spec.layers; ++i) {
+    std::int64_t from = own - 1;
+    while (from >= 0 && spec_of(from).window != spec_of(i).window) --from;
+    if (from < 0)
+      config.refuse("num_kv_shared_layers",
+                    fmt::format("layer {} has the keys and values of an earlier layer, and none "
+                                "of its kind in layer_types has its own",
+                                i));
+    spec_of(i).keys_of = from;
+    if (wide) spec_of(i).intermediate = 2 * spec.intermediate;
+  }
+}
+
 void read_gemma4_windows(const ConfigReader& config, DecoderSpec& spec) {
   if (config.is_null("sliding_window"))
     config.refuse("sliding_window", "null is not supported; the layers that are to see all have 'full_attention'");
@@ -148,6 +178,8 @@ void read(ConfigReader& config, DecoderSpec& spec) {
   if (config.has("final_logit_softcapping")) spec.logits_cap = config.positive_number("final_logit_softcapping");
   read_gemma4_windows(config, spec);
   if (config.boolean("enable_moe_block", false)) read_gemma4_experts(config, spec);
+  read_shared_keys(config, spec);
+  read_layer_inputs(config, spec);
   spec.global_heads = read_global_heads(config, spec);
   if (spec.heads % spec.global_heads->kv_heads != 0)
     config.refuse("num_global_key_value_heads", "must divide num_attention_heads");

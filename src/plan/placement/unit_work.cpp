@@ -100,12 +100,20 @@ void add_shared_expert(const DecoderSpec& spec, ElementwiseWork& work) {
   work.forward_kernels += 3 + gate, work.backward_kernels += 5 + 2 * gate;
 }
 
+// The block behind the MLP that reads inputs of the layer: two sums, a norm and a gate, all made again in backward.
+void add_layer_input(const DecoderSpec& spec, ElementwiseWork& work) {
+  const auto hidden = static_cast<double>(spec.hidden), own = static_cast<double>(spec.layer_input);
+  work.forward += 8 * hidden + 7 * own, work.backward += 10 * hidden + 16 * own;
+  work.forward_kernels += 8, work.backward_kernels += 18;
+}
+
 // The norms with their sums, and the rotation of q and k or a delta layer's convolution.
 ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer) {
   const LayerSpec layer = spec.layer(of_layer);
   const AttentionShape shape = spec.shape(of_layer);
-  const auto hidden = static_cast<double>(spec.hidden), qk = static_cast<double>(shape.q_width() + shape.kv_width()),
+  const auto hidden = static_cast<double>(spec.hidden), q = static_cast<double>(shape.q_width()),
              kv = static_cast<double>(shape.kv_width());
+  const double qk = shape.takes_keys ? q : q + kv;  // of what is rotated
   ElementwiseWork work;
   // Two sums with their norms, or two sums; what is made again is the norms of sums that were kept.
   const double sums = (spec.input_norms ? 8 : 6) * hidden;
@@ -119,6 +127,7 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer)
     work.forward += 3 * hidden, work.backward += 2 * hidden;
     work.forward_kernels += 1, work.backward_kernels += 1;
   }
+  if (spec.layer_input > 0) add_layer_input(spec, work);
   if (spec.residual_scale != 1) work.backward += 4 * hidden, work.backward_kernels += 2;
   if (layer.experts && spec.experts.shared_apart)
     add_norms_beside_experts(spec, work);
@@ -133,7 +142,6 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer)
     return work;
   }
   if (spec.output_gate) {
-    const auto q = static_cast<double>(shape.q_width());
     work.forward += 3 * q, work.backward += 6 * q, work.again += 3 * q;
     work.forward_kernels += 1, work.backward_kernels += 1;
   }
@@ -202,11 +210,12 @@ void add_exchanges(const DecoderSpec& spec, std::int64_t layer, double tokens, d
 // What a tile's products read and write of the fp32 sums of a layer's matrices.
 double tile_sum_bytes(const DecoderSpec& spec, std::int64_t layer) {
   const bool experts = spec.layer(layer).experts;
-  const std::int64_t mlp =
-      experts ? spec.experts.count * spec.experts.intermediate + spec.experts.shared_intermediate : spec.intermediate;
-  return 8.0 * (static_cast<double>(spec.hidden) *
-                    static_cast<double>(spec.mixed_width(layer) + spec.projected_width(layer) + 3 * mlp) +
-                static_cast<double>(spec.latent_parameters(layer)));
+  const std::int64_t mlp = experts ? spec.experts.count * spec.experts.intermediate + spec.experts.shared_intermediate
+                                   : spec.dense_width(layer);
+  return 8.0 *
+         (static_cast<double>(spec.hidden) * static_cast<double>(spec.mixed_width(layer) + spec.projected_width(layer) +
+                                                                 3 * mlp + 2 * spec.layer_input) +
+          static_cast<double>(spec.latent_parameters(layer)));
 }
 
 }  // namespace
@@ -225,7 +234,7 @@ double product_share(const DecoderSpec& spec, DType activations, const Efficienc
   if (activations != DType::bf16) return 1;
   double share = 1;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
-    const std::int64_t mlp = spec.layer(layer).experts ? spec.experts.intermediate : spec.intermediate;
+    const std::int64_t mlp = spec.layer(layer).experts ? spec.experts.intermediate : spec.dense_width(layer);
     for (const std::int64_t size :
          {spec.hidden, spec.mixed_width(layer), spec.projected_width(layer), mlp, spec.shared_width(layer)}) {
       if (size % 2 != 0) return reached.odd_products;
@@ -253,6 +262,10 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
   std::vector<UnitWork> units(flops.size());
   for (std::size_t u = 0; u < units.size(); ++u)
     units[u] = {.forward_flops = flops[u].forward, .backward_flops = flops[u].backward};
+  // The table's rows and the projection for the inputs of layers, with its norm, and their gradients.
+  const double inputs = tokens * size * static_cast<double>(spec.layer_inputs_width());
+  units.front().forward_bytes = 12 * inputs;
+  if (backward.empty() || backward.front().runs) units.front().backward_bytes = 18 * inputs;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     UnitWork& unit = units[static_cast<std::size_t>(layer_unit(layer))];
     const LayerSpec l = spec.layer(layer);
