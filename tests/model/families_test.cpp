@@ -4,46 +4,18 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "model/config.h"
-#include "support/errors.h"
+#include "model/family_config.h"
 
 namespace so {
 namespace {
 
 using nlohmann::json;
-
-DecoderSpec read_spec(const json& config) { return read_decoder_spec(config.dump(), "config.json"); }
-
-json config_of(const std::string& architecture, const json& more = json::object()) {
-  json config{{"architectures", {architecture}},
-              {"vocab_size", 100},
-              {"hidden_size", 32},
-              {"num_hidden_layers", 4},
-              {"num_attention_heads", 4},
-              {"num_key_value_heads", 2},
-              {"intermediate_size", 48},
-              {"max_position_embeddings", 64}};
-  config.update(more);
-  return config;
-}
-
-std::vector<std::int64_t> windows(const DecoderSpec& spec) {
-  std::vector<std::int64_t> result;
-  for (std::int64_t layer = 0; layer < spec.layers; ++layer) result.push_back(spec.layer(layer).window);
-  return result;
-}
-
-std::vector<bool> experts(const DecoderSpec& spec) {
-  std::vector<bool> result;
-  for (std::int64_t layer = 0; layer < spec.layers; ++layer) result.push_back(spec.layer(layer).experts);
-  return result;
-}
-
-using Windows = std::vector<std::int64_t>;
-
-void expect_refused(const json& config, const std::vector<std::string>& needles) {
-  test::expect_in(test::refusal([&] { read_spec(config); }), needles);
-}
+using test::config_of;
+using test::expect_refused;
+using test::experts;
+using test::read_spec;
+using test::windows;
+using test::Windows;
 
 TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
   const auto key_heads = [](const char* architecture, bool null) {
@@ -540,113 +512,6 @@ TEST(Families, Gemma3AsTransformersReadsIt) {
   expect_refused(config_of("Gemma3ForCausalLM", {{"hidden_activation", "gelu"}}),
                  {"hidden_activation", "gelu_pytorch_tanh"});
   expect_refused(config_of("Gemma3ForCausalLM", {{"sliding_window", nullptr}}), {"sliding_window", "full_attention"});
-}
-
-json gemma4(json more = json::object()) {
-  more.emplace("hidden_size_per_layer_input", 0);
-  return config_of("Gemma4ForCausalLM", more);
-}
-
-TEST(Families, Gemma4AsTransformersReadsIt) {
-  const DecoderSpec spec = read_spec(gemma4({{"num_hidden_layers", 7}}));
-  EXPECT_TRUE(spec.qk_norm && spec.value_norm && spec.input_norms && spec.output_norms && spec.layer_scales);
-  EXPECT_TRUE(spec.tied_embeddings && !spec.qkv_bias && !spec.o_bias);
-  EXPECT_EQ(spec.norm_offset, 0);
-  EXPECT_EQ(spec.gate, GateActivation::gelu_tanh);
-  EXPECT_EQ(spec.logits_cap, 0);
-  EXPECT_DOUBLE_EQ(spec.embedding_scale, std::sqrt(32.0));
-  EXPECT_EQ(windows(spec), (Windows{512, 512, 512, 512, 512, 0, 0}));  // the last always sees all
-  EXPECT_EQ(spec.score_scale(0), 1);
-  EXPECT_EQ(spec.shape(0).head_dim, 256);
-  EXPECT_EQ(spec.shape(5).head_dim, 512);
-  EXPECT_EQ(spec.shape(5).kv_heads, 2);
-  EXPECT_FALSE(spec.shape(5).keys_are_values);
-  EXPECT_EQ(spec.rope.theta, 1e6);
-  EXPECT_EQ(spec.rope.rotary_dim, 512);
-  EXPECT_EQ(spec.rope.still_pairs, 192);
-  ASSERT_TRUE(spec.local_rope);
-  EXPECT_EQ(spec.local_rope->theta, 1e4);
-  EXPECT_EQ(spec.local_rope->rotary_dim, 256);
-  EXPECT_EQ(spec.local_rope->still_pairs, 0);
-  EXPECT_EQ(spec.layer(0).rotation, LayerRotation::local);
-  EXPECT_EQ(spec.layer(6).rotation, LayerRotation::global);
-}
-
-TEST(Families, Gemma4HasItsHeadsByLayer) {
-  const json published = {
-      {"head_dim", 8},
-      {"global_head_dim", 24},
-      {"num_global_key_value_heads", 1},
-      {"attention_k_eq_v", true},
-      {"layer_types", {"full_attention", "sliding_attention", "sliding_attention", "full_attention"}}};
-  json written = published;
-  written.erase("global_head_dim");
-  written.erase("num_global_key_value_heads");
-  written["per_layer_config"] = {{"0", {{"head_dim", 24}, {"num_key_value_heads", 1}}},
-                                 {"3", {{"head_dim", 24}, {"num_key_value_heads", 1}}}};
-  for (const json& config : {published, written}) {
-    const DecoderSpec spec = read_spec(gemma4(config));
-    for (const std::int64_t layer : {0, 3}) {
-      EXPECT_EQ(spec.shape(layer).head_dim, 24);
-      EXPECT_EQ(spec.shape(layer).kv_heads, 1);
-      EXPECT_EQ(spec.shape(layer).qkv_width(), (4 + 1) * 24);
-    }
-    EXPECT_EQ(spec.shape(1).qkv_width(), (4 + 2 + 2) * 8);
-    EXPECT_EQ(spec.rope.rotary_dim, 24);
-    EXPECT_EQ(spec.local_rope->rotary_dim, 8);
-  }
-  const auto refused = [&](const char* layer, const json& heads, const std::vector<std::string>& needles) {
-    json config = written;
-    config["per_layer_config"][layer] = heads;
-    expect_refused(gemma4(config), needles);
-  };
-  refused("3", {{"head_dim", 16}, {"num_key_value_heads", 1}}, {"per_layer_config", "layer 3 has other heads"});
-  refused("1", {{"head_dim", 16}}, {"per_layer_config", "layer 1 has a window"});
-  refused("0", {{"head_dim", 24}, {"intermediate_size", 8}}, {"per_layer_config", "intermediate_size"});
-  refused("4", {{"head_dim", 24}}, {"per_layer_config", "from 0 to 3"});
-}
-
-TEST(Families, Gemma4HasExpertsBesideItsMlp) {
-  const json keys = {
-      {"enable_moe_block", true}, {"num_experts", 8}, {"top_k_experts", 2}, {"moe_intermediate_size", 12}};
-  const DecoderSpec spec = read_spec(gemma4(keys));
-  const ExpertSpec& e = spec.experts;
-  EXPECT_EQ(experts(spec), std::vector<bool>(4, true));
-  EXPECT_EQ(e.count, 8);
-  EXPECT_EQ(e.per_token, 2);
-  EXPECT_EQ(e.intermediate, 12);
-  EXPECT_EQ(e.shared_intermediate, 48);
-  EXPECT_TRUE(e.renormalized && e.stacked && e.shared_apart && e.expert_scales && !e.shared_gate);
-  EXPECT_EQ(e.activation.kind, ExpertActivation::Kind::geglu);
-  EXPECT_DOUBLE_EQ(e.router_scale, 1 / std::sqrt(32.0));
-  EXPECT_EQ(spec.mlp_width(0), 2 * 12 + 48);
-  json many = keys;
-  many["top_k_experts"] = 9;
-  expect_refused(gemma4(many), {"top_k_experts", "at most num_experts"});
-  many.erase("top_k_experts");
-  expect_refused(gemma4(many), {"top_k_experts", "missing"});
-}
-
-TEST(Families, Gemma4RefusesWhatIsNotDone) {
-  expect_refused(gemma4({{"use_bidirectional_attention", "all"}}), {"use_bidirectional_attention", "causal"});
-  EXPECT_EQ(
-      read_spec(gemma4({{"use_bidirectional_attention", "vision"}, {"final_logit_softcapping", 30.0}})).logits_cap, 30);
-  expect_refused(gemma4({{"sliding_window", nullptr}}), {"sliding_window", "full_attention"});
-  expect_refused(gemma4({{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}}), {"rope_scaling"});
-  const auto rotations = [](const json& full) {
-    return gemma4(
-        {{"rope_parameters",
-          {{"full_attention", full}, {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 100}}}}}});
-  };
-  expect_refused(rotations({{"rope_type", "yarn"}, {"rope_theta", 100}, {"factor", 8.0}}),
-                 {"rope_type", "proportional"});
-  expect_refused(rotations({{"rope_theta", 100}, {"partial_rotary_factor", 0.5}}), {"partial_rotary_factor"});
-  expect_refused(rotations({{"rope_type", "proportional"}}), {"rope_theta", "missing"});
-  const DecoderSpec scaled =
-      read_spec(rotations({{"rope_type", "proportional"}, {"rope_theta", 100}, {"factor", 8.0}}));
-  EXPECT_EQ(scaled.rope.scaling, RopeScaling::linear);
-  EXPECT_EQ(scaled.rope.still_pairs, 0);
-  EXPECT_EQ(read_spec(gemma4({{"layer_types", std::vector<std::string>(4, "sliding_attention")}})).remarks.size(), 1u);
 }
 
 // A layer costs memory when it is listed, so how many there are is looked at before.
