@@ -30,7 +30,9 @@ struct LayerKinds {
   explicit LayerKinds(const DecoderSpec& model) : spec(model) {
     spec.layer_specs.clear();
     for (std::int64_t layer = 0; layer < model.layers; ++layer) {
-      const LayerSpec kind = model.layer(layer);
+      LayerSpec kind = model.layer(layer);
+      // A layer that attends to the keys of one below attends to those of the layer of that kind.
+      if (kind.keys_of >= 0) kind.keys_of = of_layer.at(static_cast<std::size_t>(kind.keys_of));
       const auto known = std::find(spec.layer_specs.begin(), spec.layer_specs.end(), kind);
       of_layer.push_back(known - spec.layer_specs.begin());
       if (known == spec.layer_specs.end()) spec.layer_specs.push_back(kind);

@@ -58,6 +58,21 @@ TEST(MeasureUnits, LayersOfAKindShareWhatOneOfThemTakes) {
   EXPECT_EQ(runtime.device().ledger().held(MemoryKind::device), 0u);
 }
 
+TEST(MeasureUnits, LayersThatTakeKeysFindThemInTheSample) {
+  Runtime runtime(DeviceChoice::cpu, 1);
+  DecoderSpec spec = windows_in_every_other_layer();
+  spec.architecture = "Qwen3ForCausalLM";
+  spec.qk_norm = true;
+  ASSERT_GE(spec.layers, 4);
+  const auto last = static_cast<std::size_t>(spec.layers) - 1;
+  spec.layer_specs[last - 1].keys_of = spec.layers - 4, spec.layer_specs[last].keys_of = spec.layers - 3;
+  const std::vector<UnitFactor> factors = measure_units(gpu_of(runtime), runtime, spec, model_formats(DType::f32),
+                                                        four_documents, false, *make_single_communicator());
+  ASSERT_EQ(factors.size(), static_cast<std::size_t>(spec.layers) + 2);
+  EXPECT_EQ(factors[1].forward, factors[static_cast<std::size_t>(layer_unit(spec.layers - 3))].forward);
+  EXPECT_NE(factors[1].forward, factors[static_cast<std::size_t>(layer_unit(spec.layers - 1))].forward);
+}
+
 TEST(MeasureUnits, DeltaLayersAreAKindOfTheirOwn) {
   Runtime runtime(DeviceChoice::cpu, 1);
   DecoderSpec spec = small_llama();
