@@ -482,38 +482,6 @@ TEST(Families, Glm4RotatesHalfOfAHeadInPairsOfNeighbours) {
       128);
 }
 
-TEST(Families, Gemma3AsTransformersReadsIt) {
-  const auto of = [](const json& more) { return read_spec(config_of("Gemma3ForCausalLM", more)); };
-  const DecoderSpec spec = of(json::object());
-  EXPECT_EQ(spec.head_dim, 256);
-  EXPECT_EQ(spec.norm_offset, 1);
-  EXPECT_EQ(spec.gate, GateActivation::gelu_tanh);
-  EXPECT_TRUE(spec.qk_norm && spec.input_norms && spec.output_norms && spec.tied_embeddings);
-  EXPECT_EQ(spec.score_scale(0), 0.0625f);
-  EXPECT_DOUBLE_EQ(spec.embedding_scale, std::sqrt(32.0));
-  EXPECT_EQ(spec.rope.theta, 1e6);
-  ASSERT_TRUE(spec.local_rope);
-  EXPECT_EQ(spec.local_rope->theta, 1e4);
-  EXPECT_EQ(windows(spec), Windows(4, 4096));  // the sixth layer would see all
-  EXPECT_EQ(windows(of({{"sliding_window", 7}, {"sliding_window_pattern", 2}})), (Windows{7, 0, 7, 0}));
-  const DecoderSpec scaled = of({{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}},
-                                 {"rope_local_base_freq", 500},
-                                 {"query_pre_attn_scalar", 64},
-                                 {"final_logit_softcapping", nullptr}});
-  EXPECT_EQ(scaled.rope.scaling, RopeScaling::linear);
-  EXPECT_EQ(scaled.rope.factor, 8);
-  EXPECT_EQ(scaled.local_rope->scaling, RopeScaling::none);
-  EXPECT_EQ(scaled.local_rope->theta, 500);
-  EXPECT_EQ(scaled.score_scale(0), 0.125f);
-  for (const char* key : {"final_logit_softcapping", "attn_logit_softcapping"})
-    expect_refused(config_of("Gemma3ForCausalLM", {{key, 30.0}}), {key, "soft cap"});
-  expect_refused(config_of("Gemma3ForCausalLM", {{"use_bidirectional_attention", true}}),
-                 {"use_bidirectional_attention"});
-  expect_refused(config_of("Gemma3ForCausalLM", {{"hidden_activation", "gelu"}}),
-                 {"hidden_activation", "gelu_pytorch_tanh"});
-  expect_refused(config_of("Gemma3ForCausalLM", {{"sliding_window", nullptr}}), {"sliding_window", "full_attention"});
-}
-
 // A layer costs memory when it is listed, so how many there are is looked at before.
 TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
   for (const char* architecture :
