@@ -14,8 +14,8 @@ struct AcrossLayers {
   // T [N, layers * layer_input]: what each layer reads in columns of its own. A layer's backward pass puts their
   // gradient there, since nothing reads them afterwards. Empty if layers have no such inputs.
   Tensor layer_inputs;
-  // Of a layer whose keys others attend to, T [N, 2 * kv_width]: keys, rotated, then values; and, in a pass with a
-  // backward pass, the sum of the others' gradients, from the last layer down. Empty of all others.
+  // A layer whose keys others attend to has its rotated keys and its values here, T [N, 2 * kv_width], and, in a pass
+  // with a backward pass, the sum of the others' gradients, added from the last layer down. Other layers have nothing.
   struct Keys {
     Tensor rows, gradient;
   };

@@ -33,7 +33,7 @@ struct DecoderContext {
   // Whether a trained parameter lies in the layer or below it: only then is its backward pass needed, or anything kept
   // for it.
   bool has_backward(std::int64_t layer) const { return layer_unit(layer) >= first_trained; }
-  // What multiplies the rows of a table, in the format that the model has it in.
+  // Returns the factor of a table's rows, rounded to the activations' format where the model has it so.
   float table_scale(double scale) const {
     const auto single = static_cast<float>(scale);
     return spec.round_embedding_scale && activations() == DType::bf16 ? static_cast<float>(bf16(single)) : single;

@@ -11,7 +11,7 @@ class DenseMlp final : public FeedForward {
   struct Weights {
     Joined gate_up, gate_up_bias, down, down_bias;
   };
-  // Of a layer that has no experts.
+  // The MLP of a layer that has no experts.
   DenseMlp(const DecoderContext& context, std::int64_t layer);
   DenseMlp(const DecoderContext& context, const Weights& weights, std::int64_t intermediate);
 

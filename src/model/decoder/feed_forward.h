@@ -40,7 +40,7 @@ class FeedForward {
   virtual void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const = 0;
   // dnormed is overwritten with the gradient of a.normed2; dout is that of what forward() made, and may lie in dnormed.
   // a.gate_up, if it was kept, is overwritten with its gradient. What else of forward() is empty is computed again.
-  // What a.middle gets otherwise than by a.normed2 is added to dresidual.
+  // The gradient that a.middle gets beside that of a.normed2 is added to dresidual.
   virtual void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
                         Tensor dout, Tensor dresidual) const = 0;
 };

@@ -48,7 +48,8 @@ class LatentBlock final : public MixerBlock {
   HeadNorm q_norm(const DecoderPass& pass, const LayerActivations& a) const;
   HeadNorm kv_norm(const DecoderPass& pass, const LayerActivations& a) const;
 
-  // Of the tokens of `a`, as `positions` are. What the first returns lasts as long as the caller's scope of the arena.
+  // Both make what they do of the tokens of `a`, which have these positions. The latents last as long as the caller's
+  // scope of the arena.
   Latents make_latents(const DecoderPass& pass, const LayerActivations& a) const;
   void expand(const DecoderPass& pass, const LayerActivations& a, Tensor positions) const;
   // Computes the gradient of a.qkv from those of the heads; dq is overwritten.

@@ -59,7 +59,7 @@ struct LayerActivations {
   Tensor gate_up, activated;         // T [N, 2F], T [N, F]; of experts one row a pair of token and choice
   Tensor router_logits;              // f32 [N, E]
   Routing routing;
-  // Of a shared expert: T [N, 2 shared_intermediate], T [N, shared_intermediate], f32 [N].
+  // A shared expert has T [N, 2 shared_intermediate], T [N, shared_intermediate] and f32 [N].
   Tensor shared_gate_up, shared_activated, shared_gates;
   // Of an MLP beside experts (dense_with_experts.h): what each gives to its norm, T [N, H], f32 [N]; what the router
   // reads, T [N, H], never kept; and with a scale of each expert, routing.weights times those.

@@ -6,6 +6,7 @@
 
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/rows.h"
+#include "ops/cpu/sigmoid.h"
 #include "ops/delta_checks.h"
 
 namespace so {
@@ -13,15 +14,6 @@ namespace {
 
 // log(1 + exp(x)), which overflows for no x.
 float softplus(float x) { return std::log1p(std::exp(-std::abs(x))) + (x > 0 ? x : 0.0f); }
-// {sigmoid(x), 1 - sigmoid(x)}, both to a few units in the last place.
-struct Sigmoid {
-  explicit Sigmoid(float x) {
-    const float e = std::exp(-std::abs(x)), large = 1.0f / (1.0f + e), small = e * large;
-    value = x < 0 ? small : large;
-    complement = x < 0 ? large : small;
-  }
-  float value, complement;
-};
 
 template <class T>
 void delta_gate_rows(const Ops::DeltaGates& g, std::int64_t begin, std::int64_t end) {

@@ -10,6 +10,7 @@
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/rows.h"
 #include "ops/cpu/scratch.h"
+#include "ops/cpu/sigmoid.h"
 #include "ops/cpu/softmax.h"
 #include "ops/expert_checks.h"
 
@@ -41,19 +42,11 @@ void softmax(float* p, const float* x, std::int64_t experts) {
   scale_row(p, experts, 1.0f / exponentials(p, x, experts));
 }
 
-// Through exp(-|x|), which cannot overflow. `complement` becomes 1 - sigmoid(x), without cancellation.
-float sigmoid(float x, float& complement) {
-  const float e = std::exp(-std::abs(x)), large = 1.0f / (1.0f + e), small = e / (1.0f + e);
-  complement = x < 0 ? large : small;
-  return x < 0 ? small : large;
-}
-
 // p = sigmoid(x) of one row; `sums`, with the bias if there is one, are what chooses. Returns whether any logit is NaN.
 bool sigmoids(float* p, float* sums, const float* x, const Tensor& bias, std::int64_t experts) {
   bool poisoned = false;
   for (std::int64_t e = 0; e < experts; ++e) {
-    float complement;
-    p[e] = sigmoid(x[e], complement);
+    p[e] = Sigmoid(x[e]).value;
     sums[e] = bias ? p[e] + bias.as<float>()[e] : p[e];
     poisoned |= std::isnan(x[e]);
   }
@@ -164,8 +157,7 @@ void sigmoid_route_grad_rows(const RouteGrad& a, std::int64_t begin, std::int64_
     T* to = a.dlogits.as<T>() + n * experts;
     std::fill_n(to, experts, T(0.0f));
     for (std::int64_t j = 0; j < choices; ++j) {
-      float complement;
-      sigmoid(a.logits.as<float>()[n * experts + chosen[j]], complement);
+      const float complement = Sigmoid(a.logits.as<float>()[n * experts + chosen[j]]).complement;
       to[chosen[j]] = static_cast<T>(weights[rows[j]] * complement * (dweights[rows[j]] - mean));
     }
   }

@@ -1,9 +1,9 @@
 // The gate of a whole row, by the sigmoid of its product with a weight, and its gradient.
-#include <cmath>
 #include <cstdint>
 
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/rows.h"
+#include "ops/cpu/sigmoid.h"
 #include "ops/expert_checks.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,9 +23,7 @@ void row_gate_as(Tensor gates, Tensor x, Tensor weight, std::int64_t begin, std:
     const T* row = x.as<T>() + n * width;
     const float product =
         sum_row(width, [=](auto d, std::int64_t i) HWY_ATTR { return hn::Mul(load(d, row + i), load(d, w + i)); });
-    // Through exp(-|product|), which cannot overflow.
-    const float e = std::exp(-std::abs(product));
-    gates.as<float>()[n] = (product < 0 ? e : 1.0f) / (1.0f + e);
+    gates.as<float>()[n] = Sigmoid(product).value;
   }
 }
 

@@ -5,6 +5,7 @@
 #include "device/cuda/kernel.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/sigmoid.h"
 #include "ops/expert_checks.h"
 
 namespace so {
@@ -41,9 +42,9 @@ __global__ void __launch_bounds__(gate_rows* warp)
   }
   sum = warp_sum(sum);
   if (lane > 0) return;
-  // Through exp(-|sum|), which cannot overflow.
-  const float e = expf(-fabsf(sum));
-  gates[n] = (sum < 0 ? e : 1.0f) / (1.0f + e);
+  float gate, complement;
+  sigmoid<float>(sum, gate, complement);
+  gates[n] = gate;
 }
 
 template <class T>

@@ -1,0 +1,18 @@
+// The sigmoid of single numbers, for ops with few of them; sigmoid-inl.h has it in SIMD.
+#pragma once
+
+#include <cmath>
+
+namespace so {
+
+// {sigmoid(x), 1 - sigmoid(x)}, both to a few units in the last place, through exp(-|x|), which cannot overflow.
+struct Sigmoid {
+  explicit Sigmoid(float x) {
+    const float e = std::exp(-std::abs(x)), large = 1.0f / (1.0f + e), small = e * large;
+    value = x < 0 ? small : large;
+    complement = x < 0 ? large : small;
+  }
+  float value, complement;
+};
+
+}  // namespace so
