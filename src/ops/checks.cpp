@@ -68,6 +68,18 @@ void expect_same_heads(const char* op, const char* name_a, const Heads& a, const
            a.heads, a.head_dim, name_b, b.heads, b.head_dim);
 }
 
+void expect_counted_heads(const char* op, const char* argument, const Heads& heads, DType dtype, std::int64_t rows,
+                          std::int64_t count, std::int64_t head_dim) {
+  expect_heads(op, argument, heads, dtype, rows);
+  SO_CHECK(heads.heads == count && heads.head_dim == head_dim, "{}: {} has {} heads of {}, not {} of {}", op, argument,
+           heads.heads, heads.head_dim, count, head_dim);
+}
+
+void expect_documents(const char* op, const PackedDocuments& documents) {
+  SO_CHECK(documents.count >= 0, "{}: {} documents", op, documents.count);
+  expect_tensor(op, "documents.starts", documents.starts, DType::i32, {documents.count + 1});
+}
+
 void expect_projection_norm(const char* op, const Heads& out, const Heads& in, const HeadNorm& norm) {
   expect_compute_dtype(op, "in", in.rows.dtype());
   expect_same_heads(op, "in", in, "out", out);

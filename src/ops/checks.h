@@ -29,6 +29,13 @@ void expect_no_gaps(const char* op, const char* argument, const Heads& heads);
 // Expects the same heads in other rows.
 void expect_same_heads(const char* op, const char* name_a, const Heads& a, const char* name_b, const Heads& b);
 
+// Expects heads of this dtype, as many and as large as said, N rows. They may have gaps between them.
+void expect_counted_heads(const char* op, const char* argument, const Heads& heads, DType dtype, std::int64_t n,
+                          std::int64_t count, std::int64_t head_dim);
+
+// Expects the starts of documents; where they lie is looked at when the op runs.
+void expect_documents(const char* op, const PackedDocuments& documents);
+
 // Expects one head, and heads of its size in other rows.
 void expect_shared_head(const char* op, const char* name_one, const Heads& one, const char* name_all, const Heads& all);
 

@@ -9,29 +9,31 @@ bool same_place(const Heads& a, const Heads& b) {
   return a.rows.data() == b.rows.data() && a.offset == b.offset && a.rows;
 }
 
-void expect_documents(const char* op, const PackedDocuments& documents) {
-  SO_CHECK(documents.count >= 0, "{}: {} documents", op, documents.count);
-  expect_tensor(op, "documents.starts", documents.starts, DType::i32, {documents.count + 1});
-}
-
-// One head, of `channels` dimensions.
-void expect_one_head(const char* op, const char* argument, const Heads& heads, DType dtype, std::int64_t rows,
-                     std::int64_t channels) {
-  expect_heads(op, argument, heads, dtype, rows);
-  SO_CHECK(heads.heads == 1 && heads.head_dim == channels, "{}: {} has {} heads of {}, not one of {}", op, argument,
-           heads.heads, heads.head_dim, channels);
-}
-
-void expect_counted_heads(const char* op, const char* argument, const Heads& heads, DType dtype, std::int64_t rows,
-                          std::int64_t count, std::int64_t head_dim) {
-  expect_heads(op, argument, heads, dtype, rows);
-  SO_CHECK(heads.heads == count && heads.head_dim == head_dim, "{}: {} has {} heads of {}, not {} of {}", op, argument,
-           heads.heads, heads.head_dim, count, head_dim);
-}
-
-void expect_head_norm(const char* op, const Heads& x, const HeadNorm& norm) {
-  expect_tensor(op, "norm.weight", norm.weight, x.rows.dtype(), {x.head_dim});
+// One weight for all heads, of `columns`, or one a column of all.
+void expect_head_norm(const char* op, const Heads& x, const HeadNorm& norm, std::int64_t columns) {
+  expect_tensor(op, "norm.weight", norm.weight, x.rows.dtype(), {columns});
   expect_tensor(op, "norm.inv_rms", norm.inv_rms, DType::f32, {x.rows.dim(0), x.heads});
+}
+
+void expect_norm_and_gate(const char* op, const Heads& out, const Heads& x, const Heads& gate, const HeadNorm& norm,
+                          std::int64_t weights) {
+  expect_compute_dtype(op, "x", x.rows.dtype());
+  expect_same_heads(op, "x", x, "out", out);
+  expect_same_heads(op, "x", x, "gate", gate);
+  expect_head_norm(op, x, norm, weights);
+  SO_CHECK(!same_place(out, x), "{}: x must not be overwritten: the backward pass reads it", op);
+}
+
+template <class Grad>
+void expect_norm_and_gate_grad(const char* op, const Grad& g, std::int64_t weights) {
+  expect_compute_dtype(op, "x", g.x.rows.dtype());
+  expect_same_heads(op, "x", g.x, "dout", g.dout);
+  expect_same_heads(op, "x", g.x, "gate", g.gate);
+  expect_same_heads(op, "x", g.x, "dx", g.dx);
+  expect_same_heads(op, "x", g.x, "dgate", g.dgate);
+  if (g.normed.rows) expect_same_heads(op, "x", g.x, "normed", g.normed);
+  expect_head_norm(op, g.x, g.norm, weights);
+  expect_gradient(op, "dweight", g.dweight, g.x.rows.dtype(), {weights});
 }
 
 // What forward and backward pass read.
@@ -42,8 +44,9 @@ ConvSize expect_conv_inputs(const char* op, const Ops::CausalConv& c) {
   SO_CHECK(c.weight.rank() == 3 && c.weight.dim(2) >= 1 && c.weight.dim(2) <= kMaxTaps,
            "{}: weight is {}, not [C, 1, K] with K from 1 to {}", op, shape_string(c.weight.shape()), kMaxTaps);
   const ConvSize size{c.x.rows.dim(0), c.x.head_dim, c.weight.dim(2)};
-  expect_one_head(op, "x", c.x, dtype, size.rows, size.channels);
+  expect_counted_heads(op, "x", c.x, dtype, size.rows, 1, size.channels);
   expect_tensor(op, "weight", c.weight, dtype, {size.channels, 1, size.taps});
+  if (c.bias) expect_tensor(op, "bias", c.bias, dtype, {size.channels});
   expect_documents(op, c.documents);
   return size;
 }
@@ -53,8 +56,8 @@ void expect_delta_gate_inputs(const char* op, const Ops::DeltaGates& g) {
   const DType dtype = g.a.rows.dtype();
   expect_compute_dtype(op, "a", dtype);
   const std::int64_t rows = g.a.rows.dim(0), heads = g.a.head_dim;
-  expect_one_head(op, "a", g.a, dtype, rows, heads);
-  expect_one_head(op, "b", g.b, dtype, rows, heads);
+  expect_counted_heads(op, "a", g.a, dtype, rows, 1, heads);
+  expect_counted_heads(op, "b", g.b, dtype, rows, 1, heads);
   expect_tensor(op, "a_log", g.a_log, dtype, {heads});
   expect_tensor(op, "dt_bias", g.dt_bias, dtype, {heads});
 }
@@ -90,27 +93,24 @@ void expect_sigmoid_gate_grad(const char* op, const Ops::SigmoidGateGrad& g) {
 }
 
 void expect_gated_norm(const char* op, const Heads& out, const Heads& x, const Heads& gate, const HeadNorm& norm) {
-  expect_compute_dtype(op, "x", x.rows.dtype());
-  expect_same_heads(op, "x", x, "out", out);
-  expect_same_heads(op, "x", x, "gate", gate);
-  expect_head_norm(op, x, norm);
-  SO_CHECK(!same_place(out, x), "{}: x must not be overwritten: the backward pass reads it", op);
+  expect_norm_and_gate(op, out, x, gate, norm, x.head_dim);
 }
 
 void expect_gated_norm_grad(const char* op, const Ops::GatedNormGrad& g) {
-  expect_compute_dtype(op, "x", g.x.rows.dtype());
-  expect_same_heads(op, "x", g.x, "dout", g.dout);
-  expect_same_heads(op, "x", g.x, "gate", g.gate);
-  expect_same_heads(op, "x", g.x, "dx", g.dx);
-  expect_same_heads(op, "x", g.x, "dgate", g.dgate);
-  if (g.normed.rows) expect_same_heads(op, "x", g.x, "normed", g.normed);
-  expect_head_norm(op, g.x, g.norm);
-  expect_gradient(op, "dweight", g.dweight, g.x.rows.dtype(), {g.x.head_dim});
+  expect_norm_and_gate_grad(op, g, g.x.head_dim);
+}
+
+void expect_gate_then_norm(const char* op, const Heads& out, const Heads& x, const Heads& gate, const HeadNorm& norm) {
+  expect_norm_and_gate(op, out, x, gate, norm, x.heads * x.head_dim);
+}
+
+void expect_gate_then_norm_grad(const char* op, const Ops::GateThenNormGrad& g) {
+  expect_norm_and_gate_grad(op, g, g.x.heads * g.x.head_dim);
 }
 
 ConvSize expect_causal_conv(const char* op, const Ops::CausalConv& c) {
   const ConvSize size = expect_conv_inputs(op, c);
-  expect_one_head(op, "out", c.out, c.x.rows.dtype(), size.rows, size.channels);
+  expect_counted_heads(op, "out", c.out, c.x.rows.dtype(), size.rows, 1, size.channels);
   SO_CHECK(!same_place(c.out, c.x), "{}: out must not be x: later rows read it", op);
   if (c.before) {
     SO_CHECK(c.documents.count == 1, "{}: {} documents are continued, not one", op, c.documents.count);
@@ -123,11 +123,13 @@ ConvSize expect_causal_conv_grad(const char* op, const Ops::CausalConvGrad& g) {
   const ConvSize size = expect_conv_inputs(op, g.forward);
   const DType dtype = g.forward.x.rows.dtype();
   SO_CHECK(!g.forward.before, "{}: a continued document has no gradient", op);
-  expect_one_head(op, "dout", g.dout, dtype, size.rows, size.channels);
-  expect_one_head(op, "dx", g.dx, dtype, size.rows, size.channels);
+  expect_counted_heads(op, "dout", g.dout, dtype, size.rows, 1, size.channels);
+  expect_counted_heads(op, "dx", g.dx, dtype, size.rows, 1, size.channels);
   SO_CHECK(!same_place(g.dx, g.dout) && !same_place(g.dx, g.forward.x),
            "{}: dx must be neither dout nor x: other rows read them", op);
   expect_gradient(op, "dweight", g.dweight, dtype, {size.channels, 1, size.taps});
+  SO_CHECK(static_cast<bool>(g.dbias) == static_cast<bool>(g.forward.bias), "{}: dbias goes with bias", op);
+  if (g.dbias) expect_gradient(op, "dbias", g.dbias, dtype, {size.channels});
   return size;
 }
 
@@ -141,8 +143,8 @@ void expect_delta_gates_grad(const char* op, const Ops::DeltaGatesGrad& g) {
   expect_delta_gate_inputs(op, g.forward);
   const DType dtype = g.forward.a.rows.dtype();
   const std::int64_t rows = g.forward.a.rows.dim(0), heads = g.forward.a.head_dim;
-  expect_one_head(op, "da", g.da, dtype, rows, heads);
-  expect_one_head(op, "db", g.db, dtype, rows, heads);
+  expect_counted_heads(op, "da", g.da, dtype, rows, 1, heads);
+  expect_counted_heads(op, "db", g.db, dtype, rows, 1, heads);
   expect_tensor(op, "ddecay", g.ddecay, DType::f32, {rows, heads});
   expect_tensor(op, "drate", g.drate, DType::f32, {rows, heads});
   SO_CHECK(static_cast<bool>(g.da_log) == static_cast<bool>(g.ddt_bias), "{}: da_log and ddt_bias go together", op);

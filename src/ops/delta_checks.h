@@ -19,6 +19,8 @@ void expect_sigmoid_gate(const char* op, const Heads& out, const Heads& x, const
 void expect_sigmoid_gate_grad(const char* op, const Ops::SigmoidGateGrad& g);
 void expect_gated_norm(const char* op, const Heads& out, const Heads& x, const Heads& gate, const HeadNorm& norm);
 void expect_gated_norm_grad(const char* op, const Ops::GatedNormGrad& g);
+void expect_gate_then_norm(const char* op, const Heads& out, const Heads& x, const Heads& gate, const HeadNorm& norm);
+void expect_gate_then_norm_grad(const char* op, const Ops::GateThenNormGrad& g);
 ConvSize expect_causal_conv(const char* op, const Ops::CausalConv& c);
 ConvSize expect_causal_conv_grad(const char* op, const Ops::CausalConvGrad& g);
 void expect_delta_gates(const char* op, const Ops::DeltaGates& g);

@@ -128,6 +128,12 @@ struct DeltaSize {
   DType dtype = DType::f32;
 };
 
+// The sizes that decide how much scratch a state space needs.
+struct StateSpaceSize {
+  std::int64_t rows = 0, documents = 0, groups = 0, heads = 0, k_dim = 0, v_dim = 0;
+  DType dtype = DType::f32;
+};
+
 // Memory that a backend's ops need beside their arguments, as functions of sizes alone: what a dry run counts on any
 // machine is what the backend uses.
 class OpsMemory {
@@ -144,6 +150,9 @@ class OpsMemory {
   // Bytes of device scratch for delta_rule() and delta_rule_grad(); 0: none, pass an empty tensor.
   virtual std::size_t delta_rule(const DeltaSize&) const = 0;
   virtual std::size_t delta_rule_grad(const DeltaSize&) const = 0;
+  // The same for state_space() and state_space_grad().
+  virtual std::size_t state_space(const StateSpaceSize&) const = 0;
+  virtual std::size_t state_space_grad(const StateSpaceSize&) const = 0;
   // The dtype in which linear_cross_entropy() keeps its logits, given T, and the elements from a row of them to the
   // next.
   virtual DType logits_dtype(DType activations) const = 0;

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "base/accumulate.h"
@@ -167,12 +168,26 @@ class Ops {
   };
   virtual void gated_norm_grad(Stream&, const GatedNormGrad&) = 0;
 
-  // Causal depthwise convolution over the rows of a document, then SiLU: out[n, c] = silu(sum over j < K of weight[c,
-  // j]
-  // * x[n - K + 1 + j, c]); rows before the document's first count as zeros. K is at most 8.
+  // The other way round: a gate, then the RMS norm of each head: out = y * inv_rms * (weight_offset + weight), y = x *
+  // silu(gate) in fp32. norm.weight T [heads * head_dim], a weight for each column, norm.inv_rms f32 [N, heads]. out
+  // must not be x: the backward pass reads it. [the norm of Mamba2's mixer, Dao & Gu 2024]
+  virtual void gate_then_norm(Stream&, Heads out, Heads x, Heads gate, HeadNorm norm) = 0;
+  struct GateThenNormGrad {
+    Heads dx, dgate;  // dx may be dout, dgate may be gate
+    Heads normed;     // receives the forward result again, or its rows are empty
+    Tensor dweight;   // f32 or T [heads * head_dim]
+    Accumulate dweight_mode = Accumulate::overwrite;
+    Heads dout, x, gate;
+    HeadNorm norm;
+  };
+  virtual void gate_then_norm_grad(Stream&, const GateThenNormGrad&) = 0;
+
+  // Causal depthwise convolution over the rows of a document, then SiLU: out[n, c] = silu(bias[c] + sum over j < K of
+  // weight[c, j] * x[n - K + 1 + j, c]); rows before the document's first count as zeros. K is at most 8.
   struct CausalConv {
     Heads out, x;   // T, one head of C dimensions; out must not be x
     Tensor weight;  // T [C, 1, K]
+    Tensor bias{};  // T [C] or empty
     PackedDocuments documents;
     // T [K - 1, C] or empty: the rows before the first, of a single document that is continued. They become its last.
     Tensor before{};
@@ -182,6 +197,8 @@ class Ops {
     Heads dx;        // overwritten; neither dout nor x
     Tensor dweight;  // f32 or T [C, 1, K]
     Accumulate dweight_mode = Accumulate::overwrite;
+    Tensor dbias{};  // f32 or T [C], empty without a bias
+    Accumulate dbias_mode = Accumulate::overwrite;
     Heads dout;
     CausalConv forward;  // the call that this is the gradient of; its `out` is not used, and `before` is empty
   };
@@ -227,6 +244,53 @@ class Ops {
     Tensor scratch{};      // u8, as OpsMemory::delta_rule_grad() says
   };
   virtual void delta_rule_grad(Stream&, const DeltaRuleGrad&) = 0;
+
+  // ---- State spaces [Mamba2, Dao & Gu 2024] ----
+  // These take heads with gaps between them.
+
+  // How far each head of a token moves, step[n, h] = clamp(softplus(x[n, h] + dt_bias[h]), low, high), and the
+  // logarithm of what is left of the state, decay[n, h] = -exp(a_log[h]) * step[n, h].
+  struct StepGates {
+    Tensor decay, step;     // f32 [N, H]
+    Heads x;                // T, one head of H dimensions
+    Tensor a_log, dt_bias;  // T [H]
+    float low = 0, high = std::numeric_limits<float>::infinity();
+  };
+  virtual void step_gates(Stream&, const StepGates&) = 0;
+  struct StepGatesGrad {
+    Heads dx;                 // may be x; 0 where the step is beyond a limit
+    Tensor da_log, ddt_bias;  // f32 or T [H], both or neither
+    Accumulate da_log_mode = Accumulate::overwrite, ddt_bias_mode = Accumulate::overwrite;
+    Tensor ddecay, dstep;  // f32 [N, H]
+    StepGates forward;     // the call that this is the gradient of; its decay and step are not used
+  };
+  virtual void step_gates_grad(Stream&, const StepGatesGrad&) = 0;
+
+  // For each head of a document, with a state S of k_dim x v_dim in fp32, which is zero before the first row:
+  // S = exp(decay) S + b (step x)^T; out = S^T c + skip x. x.heads is a multiple of b.heads == c.heads, the groups:
+  // head h has the group h / (x.heads / b.heads).
+  struct StateSpace {
+    Heads out;           // T, as x
+    Heads x, b, c;       // T; heads of v_dim, and of k_dim
+    Tensor decay, step;  // f32 [N, x.heads], decay <= 0, step >= 0
+    Tensor skip;         // T [x.heads]
+    PackedDocuments documents;
+    // f32 [x.heads, k_dim, v_dim] or empty: the state before the first row of a single document that is continued. It
+    // becomes the one after the last.
+    Tensor state{};
+    Tensor scratch{};  // u8, as OpsMemory::state_space() says
+  };
+  virtual void state_space(Stream&, const StateSpace&) = 0;
+  struct StateSpaceGrad {
+    Heads dx, db, dc;      // overwritten; dx may be dout
+    Tensor ddecay, dstep;  // f32 [N, x.heads], overwritten
+    Tensor dskip{};        // f32 or T [x.heads], or empty
+    Accumulate dskip_mode = Accumulate::overwrite;
+    Heads dout;
+    StateSpace forward;  // the call that this is the gradient of; its `out` and scratch are not used, state is empty
+    Tensor scratch{};    // u8, as OpsMemory::state_space_grad() says
+  };
+  virtual void state_space_grad(Stream&, const StateSpaceGrad&) = 0;
 
   // ---- Mixture of experts ----
   // Chooses each token's K experts by its logits, f32 [N, E].

@@ -64,6 +64,8 @@ class CpuOpsMemory final : public OpsMemory {
   std::size_t attention_grad_most(const AttentionSize&) const override { return 0; }
   std::size_t delta_rule(const DeltaSize&) const override { return 0; }
   std::size_t delta_rule_grad(const DeltaSize&) const override { return 0; }
+  std::size_t state_space(const StateSpaceSize&) const override { return 0; }
+  std::size_t state_space_grad(const StateSpaceSize&) const override { return 0; }
   DType logits_dtype(DType) const override { return DType::f32; }
   std::int64_t logits_stride(std::int64_t vocabulary) const override { return vocabulary; }
 };
@@ -76,6 +78,8 @@ class CudaOpsMemory final : public OpsMemory {
   std::size_t attention_grad_most(const AttentionSize& size) const override;
   std::size_t delta_rule(const DeltaSize& size) const override { return cuda_delta_scratch(size, false); }
   std::size_t delta_rule_grad(const DeltaSize& size) const override { return cuda_delta_scratch(size, true); }
+  std::size_t state_space(const StateSpaceSize&) const override { return 0; }
+  std::size_t state_space_grad(const StateSpaceSize&) const override { return 0; }
   // Matrix units want the gradient of the logits in T, which overwrites them.
   DType logits_dtype(DType activations) const override { return activations; }
   std::int64_t logits_stride(std::int64_t vocabulary) const override { return round_up_to(vocabulary, gemm_multiple); }

@@ -47,12 +47,18 @@ class CudaOps final : public Ops {
   void sigmoid_gate_grad(Stream&, const SigmoidGateGrad&) override;
   void gated_norm(Stream&, Heads out, Heads x, Heads gate, HeadNorm norm) override;
   void gated_norm_grad(Stream&, const GatedNormGrad&) override;
+  void gate_then_norm(Stream&, Heads out, Heads x, Heads gate, HeadNorm norm) override;
+  void gate_then_norm_grad(Stream&, const GateThenNormGrad&) override;
   void causal_conv(Stream&, const CausalConv&) override;
   void causal_conv_grad(Stream&, const CausalConvGrad&) override;
   void delta_gates(Stream&, const DeltaGates&) override;
   void delta_gates_grad(Stream&, const DeltaGatesGrad&) override;
   void delta_rule(Stream&, const DeltaRule&) override;
   void delta_rule_grad(Stream&, const DeltaRuleGrad&) override;
+  void step_gates(Stream&, const StepGates&) override;
+  void step_gates_grad(Stream&, const StepGatesGrad&) override;
+  void state_space(Stream&, const StateSpace&) override;
+  void state_space_grad(Stream&, const StateSpaceGrad&) override;
   void route(Stream&, const Routing& out, Tensor logits, const RouterRule&) override;
   void route_grad(Stream&, Tensor dlogits, Tensor dweights, const Routing&, Tensor logits, const RouterRule&,
                   Tensor counts, float balance_scale) override;
