@@ -282,11 +282,11 @@ class Ops {
   };
   virtual void state_space(Stream&, const StateSpace&) = 0;
   struct StateSpaceGrad {
-    Heads dx, db, dc;      // overwritten; dx may be dout
+    Heads dx, db, dc;      // overwritten
     Tensor ddecay, dstep;  // f32 [N, x.heads], overwritten
     Tensor dskip{};        // f32 or T [x.heads], or empty
     Accumulate dskip_mode = Accumulate::overwrite;
-    Heads dout;
+    Heads dout;          // lies elsewhere than dx
     StateSpace forward;  // the call that this is the gradient of; its `out` and scratch are not used, state is empty
     Tensor scratch{};    // u8, as OpsMemory::state_space_grad() says
   };

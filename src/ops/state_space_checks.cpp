@@ -68,6 +68,8 @@ StateSpaceSize expect_state_space_grad(const char* op, const Ops::StateSpaceGrad
   SO_CHECK(!g.forward.state, "{}: a continued document has no gradient", op);
   expect_counted_heads(op, "dout", g.dout, size.dtype, size.rows, size.heads, size.v_dim);
   expect_counted_heads(op, "dx", g.dx, size.dtype, size.rows, size.heads, size.v_dim);
+  SO_CHECK(!g.dx.rows || g.dx.rows.data() != g.dout.rows.data() || g.dx.offset != g.dout.offset,
+           "{}: dx must not be dout: b's and c's gradients read it", op);
   expect_counted_heads(op, "db", g.db, size.dtype, size.rows, size.groups, size.k_dim);
   expect_counted_heads(op, "dc", g.dc, size.dtype, size.rows, size.groups, size.k_dim);
   expect_tensor(op, "ddecay", g.ddecay, DType::f32, {size.rows, size.heads});

@@ -19,14 +19,15 @@ double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 struct Case {
   std::vector<std::int64_t> documents;
   std::int64_t channels, taps, margin = 0;
+  bool bias = false;
   std::int64_t rows() const {
     std::int64_t sum = 0;
     for (const std::int64_t length : documents) sum += length;
     return sum;
   }
   std::string name(DType dtype) const {
-    return fmt::format("{} rows in {} documents, {} channels, {} taps, margin {}, {}", rows(), documents.size(),
-                       channels, taps, margin, name_of(dtype));
+    return fmt::format("{} rows in {} documents, {} channels, {} taps, margin {}, {}, {}", rows(), documents.size(),
+                       channels, taps, margin, bias ? "bias" : "no bias", name_of(dtype));
   }
 };
 // Documents shorter than the taps, empty ones, ends at and around a block's; channels that no vector divides, and
@@ -39,7 +40,10 @@ const Case kCases[] = {{{1}, 1, 4},
                        {{7, 3, 90}, 24, 2},
                        {{9, 2, 80}, 40, 3},
                        {{1, 20, 5, 75}, 48, 5},
-                       {{10, 7, 66}, 17, 8, 2}};
+                       {{10, 7, 66}, 17, 8, 2},
+                       {{64, 63, 65, 2}, 64, 4, 0, true},
+                       {{5, 1, 200}, 290, 4, 3, true},
+                       {{3, 70}, 40, 7, 8, true}};
 
 struct Data {
   Data(Stream& s, const Case& c_, DType dtype_)
@@ -49,37 +53,42 @@ struct Data {
         x(s, dtype, layout, 1, 2),
         dout(s, dtype, layout, 2),
         weight(random_tensor(s, dtype, {c.channels, 1, c.taps}, 3)) {
+    if (c.bias) bias = random_tensor(s, dtype, {c.channels}, 7);
     Values bounds{0};
     for (const std::int64_t length : c.documents) bounds.push_back(bounds.back() + static_cast<double>(length));
     starts = TestTensor(s, DType::i32, {static_cast<std::int64_t>(bounds.size())}, bounds);
   }
   PackedDocuments documents() const { return {starts, static_cast<std::int64_t>(c.documents.size())}; }
   Ops::CausalConv call(const SpreadHeads& out) const {
-    return {.out = out, .x = x, .weight = weight, .documents = documents()};
+    return {.out = out, .x = x, .weight = weight, .bias = bias, .documents = documents()};
   }
 
   Case c;
   DType dtype;
   HeadLayout layout;
   SpreadHeads x, dout;
-  TestTensor weight, starts;
+  TestTensor weight, bias, starts;
+  // Zeros where there is no bias.
+  Values biases(Stream& s) const { return c.bias ? bias.values(s) : Values(static_cast<std::size_t>(c.channels), 0.0); }
 };
 
 struct Reference {
-  Values out, dx, dweight;
-  Values out_scale, dx_scale, dweight_scale;  // sums of magnitudes
+  Values out, dx, dweight, dbias;
+  Values out_scale, dx_scale, dweight_scale, dbias_scale;  // sums of magnitudes
 };
 
-Reference reference(const Case& c, const Values& x, const Values& weight, const Values& dout) {
+Reference reference(const Case& c, const Values& x, const Values& weight, const Values& bias, const Values& dout) {
   Reference ref;
   ref.out = ref.out_scale = ref.dx = ref.dx_scale = Values(x.size(), 0.0);
   ref.dweight = ref.dweight_scale = Values(weight.size(), 0.0);
+  ref.dbias = ref.dbias_scale = Values(bias.size(), 0.0);
   std::int64_t begin = 0;
   for (const std::int64_t length : c.documents) {
     for (std::int64_t n = begin; n < begin + length; ++n)
       for (std::int64_t channel = 0; channel < c.channels; ++channel) {
         const auto at = [&](std::int64_t row) { return static_cast<std::size_t>(row * c.channels + channel); };
-        double z = 0, z_scale = 0;
+        const auto b = static_cast<std::size_t>(channel);
+        double z = bias[b], z_scale = std::abs(bias[b]);
         const auto each = [&](const auto& f) {
           for (std::int64_t j = 0; j < c.taps; ++j)
             if (const std::int64_t row = n - c.taps + 1 + j; row >= begin)
@@ -97,6 +106,8 @@ Reference reference(const Case& c, const Values& x, const Values& weight, const 
           ref.dweight[w] += x[i] * dz;
           ref.dweight_scale[w] += std::abs(x[i]) * dz_scale;
         });
+        ref.dbias[b] += dz;
+        ref.dbias_scale[b] += dz_scale;
       }
     begin += length;
   }
@@ -107,14 +118,20 @@ void check(Rig& rig, const Case& c, DType dtype, DType weight_grad, Accumulate m
   Stream& s = rig.stream();
   const Data data(s, c, dtype);
   const SpreadHeads out(s, dtype, data.layout, 4), dx(s, dtype, data.layout, 5);
-  const TestTensor dweight = random_tensor(s, weight_grad, {c.channels, 1, c.taps}, 6);
-  const Values before = dweight.values(s);
+  const TestTensor dweight = random_tensor(s, weight_grad, {c.channels, 1, c.taps}, 6),
+                   dbias = c.bias ? random_tensor(s, weight_grad, {c.channels}, 8) : TestTensor();
+  const Values before = dweight.values(s), bias_before = c.bias ? dbias.values(s) : Values();
   rig.ops().causal_conv(s, data.call(out));
-  rig.ops().causal_conv_grad(
-      s, {.dx = dx, .dweight = dweight, .dweight_mode = mode, .dout = data.dout, .forward = data.call(out)});
-  Reference ref = reference(c, data.x.values(s), data.weight.values(s), data.dout.values(s));
-  // A sum of at most 8 terms, an exponential of 4 roundoffs and some operations more.
-  const double error = (8 + 4 + 8) * kU;
+  rig.ops().causal_conv_grad(s, {.dx = dx,
+                                 .dweight = dweight,
+                                 .dweight_mode = mode,
+                                 .dbias = dbias,
+                                 .dbias_mode = mode,
+                                 .dout = data.dout,
+                                 .forward = data.call(out)});
+  Reference ref = reference(c, data.x.values(s), data.weight.values(s), data.biases(s), data.dout.values(s));
+  // A sum of at most 9 terms, an exponential of 4 roundoffs and some operations more.
+  const double error = (9 + 4 + 8) * kU;
   Values out_off, dx_off;
   for (std::size_t i = 0; i < ref.out.size(); ++i) {
     out_off.push_back(error * 2 * ref.out_scale[i] + unit_roundoff(dtype) * std::abs(ref.out[i]));
@@ -122,12 +139,15 @@ void check(Rig& rig, const Case& c, DType dtype, DType weight_grad, Accumulate m
   }
   out.expect(s, ref.out, out_off, c.name(dtype) + ", out");
   dx.expect(s, ref.dx, dx_off, c.name(dtype) + ", dx");
-  for (std::size_t i = 0; i < ref.dweight.size(); ++i) {
-    if (mode == Accumulate::add) ref.dweight[i] += before[i];
-    ref.dweight_scale[i] =
-        (64 * kU + 2 * error) * ref.dweight_scale[i] + unit_roundoff(weight_grad) * std::abs(ref.dweight[i]);
-  }
-  expect_within(dweight.values(s), ref.dweight, ref.dweight_scale, c.name(dtype) + ", dweight");
+  const auto expect_sums = [&](const TestTensor& got, Values want, Values off, const Values& held, const char* name) {
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      if (mode == Accumulate::add) want[i] += held[i];
+      off[i] = (64 * kU + 2 * error) * off[i] + unit_roundoff(weight_grad) * std::abs(want[i]);
+    }
+    expect_within(got.values(s), want, off, c.name(dtype) + name);
+  };
+  expect_sums(dweight, ref.dweight, ref.dweight_scale, before, ", dweight");
+  if (c.bias) expect_sums(dbias, ref.dbias, ref.dbias_scale, bias_before, ", dbias");
 }
 
 TEST(CausalConv, AgreesWithDoublePrecision) {
@@ -146,11 +166,12 @@ TEST(CausalConv, AgreesWithDoublePrecision) {
 TEST(CausalConv, TheGradientAgreesWithFiniteDifferences) {
   Rig rig;
   Stream& s = rig.stream();
-  const Data data(s, {{5, 2, 4}, 6, 4}, DType::f32);
+  const Data data(s, {{5, 2, 4}, 6, 4, 0, true}, DType::f32);
   const SpreadHeads out(s, DType::f32, data.layout, 4), dx(s, DType::f32, data.layout, 5);
-  const TestTensor dweight(s, DType::f32, {6, 1, 4});
-  rig.ops().causal_conv_grad(s, {.dx = dx, .dweight = dweight, .dout = data.dout, .forward = data.call(out)});
-  Values x = data.x.values(s), weight = data.weight.values(s);
+  const TestTensor dweight(s, DType::f32, {6, 1, 4}), dbias(s, DType::f32, {6});
+  rig.ops().causal_conv_grad(
+      s, {.dx = dx, .dweight = dweight, .dbias = dbias, .dout = data.dout, .forward = data.call(out)});
+  Values x = data.x.values(s), weight = data.weight.values(s), bias = data.bias.values(s);
   const Values dy = data.dout.values(s);
   const auto slopes = [&](Values& of) {
     const double step = 1e-5;
@@ -160,7 +181,7 @@ TEST(CausalConv, TheGradientAgreesWithFiniteDifferences) {
       double loss[2] = {0, 0};
       for (const int side : {0, 1}) {
         at = kept + (2 * side - 1) * step;
-        const Values y = reference(data.c, x, weight, dy).out;
+        const Values y = reference(data.c, x, weight, bias, dy).out;
         for (std::size_t i = 0; i < y.size(); ++i) loss[side] += y[i] * dy[i];
       }
       at = kept;
@@ -171,6 +192,7 @@ TEST(CausalConv, TheGradientAgreesWithFiniteDifferences) {
   // Gradients of order 1 in fp32, differences good to step^2 = 1e-10 and 1e-15 / step.
   expect_close(dx.values(s), slopes(x), 0, 1e-5, "dx");
   expect_close(dweight.values(s), slopes(weight), 0, 1e-5, "dweight");
+  expect_close(dbias.values(s), slopes(bias), 0, 1e-5, "dbias");
 }
 
 // Documents together are, bit for bit, what each is alone, whatever stands before it: nothing leaks.
@@ -333,6 +355,10 @@ TEST(CausalConv, RefusesWrongArguments) {
   grad.forward.before = Tensor(), grad.dx = data.dout;
   EXPECT_THROW(ops.causal_conv_grad(s, grad), Bug);
   grad.dx = data.x;
+  EXPECT_THROW(ops.causal_conv_grad(s, grad), Bug);
+  call = data.call(out), call.bias = dweight;
+  EXPECT_THROW(ops.causal_conv(s, call), Bug);
+  grad.dx = out, grad.dbias = data.weight;  // without a bias
   EXPECT_THROW(ops.causal_conv_grad(s, grad), Bug);
 }
 

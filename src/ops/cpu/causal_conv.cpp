@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "ops/cpu/convert.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/rows.h"
 #include "ops/cpu/scratch.h"
@@ -18,6 +19,7 @@ namespace so::rows {
 struct ConvCall {
   Heads x;
   const float* weight;  // [taps, channels]: a tap's weights lie side by side
+  const float* bias;    // [channels] or null
   std::int64_t channels, taps;
   Tensor before;
 };
@@ -56,10 +58,10 @@ struct SeenRows {
   const T* at[kMaxTaps];
 };
 
-// The sum over taps for the channels i, i + 1, ...
+// The sum over taps, and the bias, for the channels i, i + 1, ...
 template <class D, class T>
 HWY_INLINE hn::Vec<D> convolve(D d, const ConvCall& c, const SeenRows<T>& seen, std::int64_t i) {
-  auto sum = hn::Zero(d);
+  auto sum = c.bias ? load(d, c.bias + i) : hn::Zero(d);
   for (std::int64_t j = seen.first; j < c.taps; ++j)
     sum = hn::MulAdd(load(d, c.weight + j * c.channels + i), load(d, seen.at[j] + i), sum);
   return sum;
@@ -81,8 +83,9 @@ void causal_conv_as(const ConvCall& c, const Heads& out, std::int64_t document_b
 }
 
 // Rows [begin, end) of a document. With z the convolution and dz = dout silu'(z):
-//   dx[m] = sum over j of weight[j] dz[m + K - 1 - j],  dweight[j] = sum over n of dz[n] x[n - K + 1 + j].
-// dz [rows, conv_tile] is scratch; dweight [taps, channels] is added to.
+//   dx[m] = sum over j of weight[j] dz[m + K - 1 - j],  dweight[j] = sum over n of dz[n] x[n - K + 1 + j],
+// and dbias the sum of dz. dz [rows, conv_tile] is scratch; dweight [taps, channels], behind which dbias [channels]
+// lies if there is one, is added to.
 template <class T>
 void causal_conv_grad_as(const ConvGradCall& g, float* dweight, float* dz, std::int64_t document_begin,
                          std::int64_t document_end, std::int64_t begin, std::int64_t end) {
@@ -124,6 +127,13 @@ void causal_conv_grad_as(const ConvGradCall& g, float* dweight, float* dz, std::
         store(d, sum, to + i);
       });
     }
+    if (!c.bias) continue;
+    float* dbias = dweight + c.taps * c.channels + at;
+    for_row(width, [&](auto d, std::int64_t i) HWY_ATTR {
+      auto sum = load(d, dbias + i);
+      for (std::int64_t n = begin; n < end; ++n) sum = hn::Add(sum, load(d, dz + (n - begin) * conv_tile + i));
+      store(d, sum, dbias + i);
+    });
   }
 }
 
@@ -151,6 +161,13 @@ namespace {
 
 HWY_EXPORT(causal_conv_rows);
 HWY_EXPORT(causal_conv_grad_rows);
+
+// As fp32; empty if there is none.
+std::vector<float> widened(const Tensor& bias) {
+  std::vector<float> result(static_cast<std::size_t>(bias.size()));
+  if (bias) load_row(result.data(), bias.data(), bias.dtype(), bias.size());
+  return result;
+}
 
 // [C, 1, K] as fp32 [K, C].
 std::vector<float> taps_side_by_side(const Tensor& weight) {
@@ -193,8 +210,8 @@ void causal_conv(ThreadPool& pool, const Ops::CausalConv& args, const ConvSize& 
   const auto starts = document_starts("causal_conv", args.documents, size.rows);
   SO_CHECK(!args.before || (starts.front() == 0 && starts.back() == size.rows),
            "causal_conv: the continued document has the rows [{}, {}) of {}", starts.front(), starts.back(), size.rows);
-  const std::vector<float> weight = taps_side_by_side(args.weight);
-  const ConvCall call{args.x, weight.data(), size.channels, size.taps, args.before};
+  const std::vector<float> weight = taps_side_by_side(args.weight), bias = widened(args.bias);
+  const ConvCall call{args.x, weight.data(), args.bias ? bias.data() : nullptr, size.channels, size.taps, args.before};
   pool.parallel_for(size.rows, row_grain(size.channels), [&](std::int64_t begin, std::int64_t end) {
     for_documents(starts, begin, end,
                   [&](std::int64_t document_begin, std::int64_t, std::int64_t from, std::int64_t to) {
@@ -206,15 +223,18 @@ void causal_conv(ThreadPool& pool, const Ops::CausalConv& args, const ConvSize& 
 
 void causal_conv_grad(ThreadPool& pool, const Ops::CausalConvGrad& g, const ConvSize& size) {
   const auto starts = document_starts("causal_conv_grad", g.forward.documents, size.rows);
-  const std::vector<float> weight = taps_side_by_side(g.forward.weight);
-  const ConvGradCall call{{g.forward.x, weight.data(), size.channels, size.taps, Tensor()}, g.dx, g.dout};
-  const std::int64_t columns = size.channels * size.taps;
-  BlockSums sums(size.rows, columns);
+  const std::vector<float> weight = taps_side_by_side(g.forward.weight), bias = widened(g.forward.bias);
+  const ConvGradCall call{
+      {g.forward.x, weight.data(), g.forward.bias ? bias.data() : nullptr, size.channels, size.taps, Tensor()},
+      g.dx,
+      g.dout};
+  const std::int64_t columns = size.channels * size.taps, biases = g.dbias ? size.channels : 0;
+  BlockSums sums(size.rows, columns), bias_sums(size.rows, biases);
   pool.parallel_for(sums.blocks(), 1, [&](std::int64_t first, std::int64_t last) {
     thread_local Scratch memory;
-    const auto [dz, dweight] = memory.carve((BlockSums::kRows + kMaxTaps - 1) * conv_tile, columns);
+    const auto [dz, dweight] = memory.carve((BlockSums::kRows + kMaxTaps - 1) * conv_tile, columns + biases);
     for (std::int64_t b = first; b < last; ++b) {
-      std::fill_n(dweight, columns, 0.0f);
+      std::fill_n(dweight, columns + biases, 0.0f);
       for_documents(starts, sums.begin(b), sums.end(b),
                     [&, dz = dz, dweight = dweight](std::int64_t document_begin, std::int64_t document_end,
                                                     std::int64_t begin, std::int64_t end) {
@@ -223,9 +243,11 @@ void causal_conv_grad(ThreadPool& pool, const Ops::CausalConvGrad& g, const Conv
                     });
       for (std::int64_t c = 0; c < size.channels; ++c)
         for (std::int64_t j = 0; j < size.taps; ++j) sums.block(b)[c * size.taps + j] = dweight[j * size.channels + c];
+      std::copy_n(dweight + columns, biases, bias_sums.block(b));
     }
   });
   sums.finish(pool, g.dweight, g.dweight_mode);
+  if (g.dbias) bias_sums.finish(pool, g.dbias, g.dbias_mode);
 }
 
 }  // namespace

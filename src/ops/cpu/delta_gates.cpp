@@ -12,9 +12,6 @@
 namespace so {
 namespace {
 
-// log(1 + exp(x)), which overflows for no x.
-float softplus(float x) { return std::log1p(std::exp(-std::abs(x))) + (x > 0 ? x : 0.0f); }
-
 template <class T>
 void delta_gate_rows(const Ops::DeltaGates& g, std::int64_t begin, std::int64_t end) {
   const std::int64_t heads = g.a.head_dim;

@@ -1,4 +1,4 @@
-// The sigmoid of single numbers, for ops with few of them; sigmoid-inl.h has it in SIMD.
+// The sigmoid and the softplus of single numbers, for ops with few of them; sigmoid-inl.h has the sigmoid in SIMD.
 #pragma once
 
 #include <cmath>
@@ -14,5 +14,8 @@ struct Sigmoid {
   }
   float value, complement;
 };
+
+// log(1 + exp(x)), which overflows for no x.
+inline float softplus(float x) { return std::log1p(std::exp(-std::abs(x))) + (x > 0 ? x : 0.0f); }
 
 }  // namespace so
