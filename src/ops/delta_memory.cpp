@@ -2,24 +2,9 @@
 
 #include <algorithm>
 
+#include "ops/places.h"
+
 namespace so {
-namespace {
-
-// Places one array after another, each at a multiple of 256 bytes.
-class Places {
- public:
-  std::size_t next(std::int64_t elements, std::size_t element_bytes) {
-    const std::size_t at = end_;
-    end_ = (at + static_cast<std::size_t>(elements) * element_bytes + 255) / 256 * 256;
-    return at;
-  }
-  std::size_t end() const { return end_; }
-
- private:
-  std::size_t end_ = 0;
-};
-
-}  // namespace
 
 ChunkedDeltaScratch::ChunkedDeltaScratch(const DeltaSize& size, bool gradient) {
   Places places;

@@ -8,22 +8,11 @@
 namespace so {
 namespace {
 
-DeltaHeads heads_of(const Heads& heads) {
-  if (!heads.rows) return {};
-  return {static_cast<char*>(heads.rows.data()) + heads.offset * static_cast<std::int64_t>(size_of(heads.rows.dtype())),
-          heads.rows.dim(1), heads.step()};
-}
-
-// Whether every head's row can be read 16 bytes at a time.
-bool in_pieces(const DeltaHeads& heads) {
-  return reinterpret_cast<std::uintptr_t>(heads.at) % 16 == 0 && heads.width % 8 == 0 && heads.step % 8 == 0;
-}
-
 DeltaArguments arguments_of(const Ops::DeltaRule& r) {
   DeltaArguments a;
-  a.q = heads_of(r.q);
-  a.k = heads_of(r.k);
-  a.v = heads_of(r.v);
+  a.q = head_rows(r.q);
+  a.k = head_rows(r.k);
+  a.v = head_rows(r.v);
   a.decay = r.decay.as<float>();
   a.rate = r.rate.as<float>();
   a.starts = r.documents.starts.as<std::int32_t>();
@@ -37,12 +26,6 @@ DeltaArguments arguments_of(const Ops::DeltaRule& r) {
   return a;
 }
 
-DeltaHeads from_head(DeltaHeads heads, std::int64_t first, DType dtype) {
-  if (heads.at)
-    heads.at = static_cast<char*>(heads.at) + first * heads.step * static_cast<std::int64_t>(size_of(dtype));
-  return heads;
-}
-
 // Calls run(arguments, size) for as many key heads at a time as there is scratch for.
 template <class Run>
 void for_each_group(const DeltaArguments& all, const DeltaSize& size, bool gradient, const Run& run) {
@@ -50,8 +33,8 @@ void for_each_group(const DeltaArguments& all, const DeltaSize& size, bool gradi
   for (std::int64_t first = 0; first < size.k_heads; first += at_once) {
     const DeltaSize part = delta_size_of_heads(size, std::min(at_once, size.k_heads - first));
     DeltaArguments a = all;
-    for (DeltaHeads* heads : {&a.q, &a.k, &a.dq, &a.dk}) *heads = from_head(*heads, first, size.dtype);
-    for (DeltaHeads* heads : {&a.v, &a.out, &a.dout, &a.dv}) *heads = from_head(*heads, first * ratio, size.dtype);
+    for (HeadRows* heads : {&a.q, &a.k, &a.dq, &a.dk}) *heads = from_head(*heads, first, size.dtype);
+    for (HeadRows* heads : {&a.v, &a.out, &a.dout, &a.dv}) *heads = from_head(*heads, first * ratio, size.dtype);
     a.decay += first * ratio;
     a.rate += first * ratio;
     if (gradient) {
@@ -63,11 +46,6 @@ void for_each_group(const DeltaArguments& all, const DeltaSize& size, bool gradi
     a.v_heads = static_cast<int>(part.v_heads);
     run(a, part);
   }
-}
-
-char* scratch_of(const char* op, const Tensor& scratch, std::size_t needed) {
-  SO_CHECK(scratch.bytes() >= needed, "{}: {} bytes of scratch, it needs {}", op, scratch.bytes(), needed);
-  return needed > 0 ? static_cast<char*>(scratch.data()) : nullptr;
 }
 
 void require_plain(const DeltaSize& size) {
@@ -83,9 +61,9 @@ void CudaOps::delta_rule(Stream& stream, const DeltaRule& r) {
   const cudaStream_t on = enter(stream);
   if (size.rows == 0) return;
   DeltaArguments a = arguments_of(r);
-  a.out = heads_of(r.out);
+  a.out = head_rows(r.out);
   a.state = r.state ? r.state.as<float>() : nullptr;
-  a.scratch = scratch_of("delta_rule", r.scratch, memory().delta_rule(size));
+  a.scratch = recurrence_scratch("delta_rule", r.scratch, memory().delta_rule(size));
   if (properties_.capability == 90 && chunked_delta_takes(size) && in_pieces(a.q) && in_pieces(a.k) && in_pieces(a.v) &&
       in_pieces(a.out))
     return for_each_group(a, size, false, [&](const auto& part, const auto& of) { hopper_delta_rule(on, part, of); });
@@ -98,13 +76,13 @@ void CudaOps::delta_rule_grad(Stream& stream, const DeltaRuleGrad& g) {
   const cudaStream_t on = enter(stream);
   if (size.rows == 0) return;
   DeltaArguments a = arguments_of(g.forward);
-  a.dout = heads_of(g.dout);
-  a.dq = heads_of(g.dq);
-  a.dk = heads_of(g.dk);
-  a.dv = heads_of(g.dv);
+  a.dout = head_rows(g.dout);
+  a.dq = head_rows(g.dq);
+  a.dk = head_rows(g.dk);
+  a.dv = head_rows(g.dv);
   a.ddecay = g.ddecay.as<float>();
   a.drate = g.drate.as<float>();
-  a.scratch = scratch_of("delta_rule_grad", g.scratch, memory().delta_rule_grad(size));
+  a.scratch = recurrence_scratch("delta_rule_grad", g.scratch, memory().delta_rule_grad(size));
   if (properties_.capability == 90 && chunked_delta_takes(size) && in_pieces(a.q) && in_pieces(a.k) && in_pieces(a.v) &&
       in_pieces(a.dout) && in_pieces(a.dq) && in_pieces(a.dk) && in_pieces(a.dv))
     return for_each_group(a, size, true,

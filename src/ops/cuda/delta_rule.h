@@ -7,20 +7,15 @@
 
 #include <cstdint>
 
+#include "ops/cuda/head_rows.h"
 #include "ops/delta_memory.h"
 #include "ops/ops.h"
 
 namespace so {
 
-// Heads as kernels see them: element (n, h, d) is at[n * width + h * step + d].
-struct DeltaHeads {
-  void* at = nullptr;
-  std::int64_t width = 0, step = 0;
-};
-
 struct DeltaArguments {
-  DeltaHeads out, q, k, v;
-  DeltaHeads dout, dq, dk, dv;  // backward
+  HeadRows out, q, k, v;
+  HeadRows dout, dq, dk, dv;  // backward
   const float *decay = nullptr, *rate = nullptr;
   float *ddecay = nullptr, *drate = nullptr;
   float* state = nullptr;  // null: none

@@ -16,7 +16,7 @@ using namespace kernel;
 constexpr int threads = plain_delta_head_dim, warps = threads / warp, chunk_rows = static_cast<int>(delta_chunk);
 
 template <class T>
-__device__ T* row_of(const DeltaHeads& heads, std::int64_t row, int head) {
+__device__ T* row_of(const HeadRows& heads, std::int64_t row, int head) {
   return static_cast<T*>(heads.at) + row * heads.width + head * heads.step;
 }
 

@@ -37,12 +37,6 @@ struct GradientShared {
   float state_dots[warps];
 };
 
-__device__ inline float2 pair_at(const bf16_t* tile, int row, int column) {
-  const unsigned pair = *reinterpret_cast<const unsigned*>(reinterpret_cast<const unsigned char*>(tile) + row * 128 +
-                                                           (column / 8 ^ row % 8) * 16 + column % 8 * 2);
-  return {unpack(pair, 0), unpack(pair, 1)};
-}
-
 // <dR, U> of each row: four lanes a row.
 __device__ void find_rate_dots(GradientShared& shared, const HeadTiles& tiles) {
   const int row = static_cast<int>(threadIdx.x) / 4, lane = static_cast<int>(threadIdx.x) % 4;
