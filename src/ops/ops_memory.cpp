@@ -5,6 +5,7 @@
 #include "ops/attention_tiles.h"
 #include "ops/cudnn_workspace.h"
 #include "ops/delta_memory.h"
+#include "ops/state_space_memory.h"
 
 namespace so {
 namespace {
@@ -78,8 +79,8 @@ class CudaOpsMemory final : public OpsMemory {
   std::size_t attention_grad_most(const AttentionSize& size) const override;
   std::size_t delta_rule(const DeltaSize& size) const override { return cuda_delta_scratch(size, false); }
   std::size_t delta_rule_grad(const DeltaSize& size) const override { return cuda_delta_scratch(size, true); }
-  std::size_t state_space(const StateSpaceSize&) const override { return 0; }
-  std::size_t state_space_grad(const StateSpaceSize&) const override { return 0; }
+  std::size_t state_space(const StateSpaceSize& size) const override { return cuda_space_scratch(size, false); }
+  std::size_t state_space_grad(const StateSpaceSize& size) const override { return cuda_space_scratch(size, true); }
   // Matrix units want the gradient of the logits in T, which overwrites them.
   DType logits_dtype(DType activations) const override { return activations; }
   std::int64_t logits_stride(std::int64_t vocabulary) const override { return round_up_to(vocabulary, gemm_multiple); }

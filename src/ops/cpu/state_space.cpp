@@ -12,11 +12,10 @@
 #include "ops/cpu/softmax.h"
 #include "ops/cpu/tile_product.h"
 #include "ops/state_space_checks.h"
+#include "ops/state_space_memory.h"
 
 namespace so {
 namespace {
-
-constexpr std::int64_t space_chunk = 64;  // rows
 
 struct SpaceTask {
   std::int64_t begin, end;  // rows of the document
@@ -58,7 +57,7 @@ struct SpaceGroup {
     const std::int64_t k_dim = a.b.head_dim;
     load_space_rows(b, a.b, group, begin, count);
     load_space_rows(c, a.c, group, begin, count);
-    products::sgemm(false, true, count, count, k_dim, 1, c, k_dim, b, k_dim, 0, cb, space_chunk);
+    products::sgemm(false, true, count, count, k_dim, 1, c, k_dim, b, k_dim, 0, cb, state_space_chunk);
   }
 };
 
@@ -75,12 +74,12 @@ struct SpaceHead {
       const float decay = std::exp(a.decay.as<const float>()[at]);
       steps[i] = a.step.as<const float>()[at];
       from_state[i] = since_state *= decay;
-      float* row = left + i * space_chunk;
-      for (std::int64_t j = 0; j < i; ++j) row[j] = row[j - space_chunk] * decay;
+      float* row = left + i * state_space_chunk;
+      for (std::int64_t j = 0; j < i; ++j) row[j] = row[j - state_space_chunk] * decay;
       row[i] = 1;
       std::fill(row + i + 1, row + count, 0.0f);
     }
-    for (std::int64_t j = 0; j < count; ++j) lasting[j] = left[(count - 1) * space_chunk + j] * steps[j];
+    for (std::int64_t j = 0; j < count; ++j) lasting[j] = left[(count - 1) * state_space_chunk + j] * steps[j];
   }
   float chunk_decay(std::int64_t count) const { return from_state[count - 1]; }
   void scale_x(std::int64_t count, std::int64_t v_dim) const {
@@ -97,14 +96,15 @@ void advance_state(const SpaceShape& shape, const SpaceGroup& group, const Space
 
 // to = L o from, rows of `count` of a chunk.
 void mask_products(const SpaceHead& head, const float* from, std::int64_t count, float* to) {
-  for (std::int64_t at = 0; at < count * space_chunk; at += space_chunk)
-    for (std::int64_t j = 0; j < count; ++j) to[at + j] = j <= at / space_chunk ? head.left[at + j] * from[at + j] : 0;
+  for (std::int64_t at = 0; at < count * state_space_chunk; at += state_space_chunk)
+    for (std::int64_t j = 0; j < count; ++j)
+      to[at + j] = j <= at / state_space_chunk ? head.left[at + j] * from[at + j] : 0;
 }
 
 void space_forward(const Ops::StateSpace& a, const SpaceTask& task) {
   thread_local Scratch memory;
   const SpaceShape shape(a);
-  const std::int64_t k_dim = shape.k_dim, v_dim = shape.v_dim, c = space_chunk;
+  const std::int64_t k_dim = shape.k_dim, v_dim = shape.v_dim, c = state_space_chunk;
   const auto [b, cc, cb, x, left, lasting, steps, from_state, scores, out, states] =
       memory.carve(c * k_dim, c * k_dim, c * c, c * v_dim, c * c, c, c, c, c * c, c * v_dim, shape.heads * shape.state);
   const SpaceGroup group{b, cc, cb};
@@ -149,10 +149,10 @@ class SpaceBackward {
         a_(grad.forward),
         task_(task),
         shape_(a_),
-        chunks_((task.end - task.begin + space_chunk - 1) / space_chunk),
+        chunks_((task.end - task.begin + state_space_chunk - 1) / state_space_chunk),
         first_head_(task.group * shape_.heads) {
     thread_local Scratch memory;
-    const std::int64_t c = space_chunk, k_floats = c * shape_.k_dim, v_floats = c * shape_.v_dim;
+    const std::int64_t c = state_space_chunk, k_floats = c * shape_.k_dim, v_floats = c * shape_.v_dim;
     const auto [b, cc, cb, x, left, lasting, steps, from_state] =
         memory.carve(k_floats, k_floats, c * c, v_floats, c * c, c, c, c);
     group_ = {b, cc, cb};
@@ -168,7 +168,7 @@ class SpaceBackward {
 
   void run() const {
     make_starts();
-    const std::int64_t c = space_chunk, k_dim = shape_.k_dim;
+    const std::int64_t c = state_space_chunk, k_dim = shape_.k_dim;
     std::fill_n(dstates_, shape_.heads * shape_.state, 0.0f);
     for (std::int64_t chunk = chunks_ - 1; chunk >= 0; --chunk) {
       const std::int64_t begin = begin_of(chunk), count = count_of(chunk);
@@ -185,8 +185,8 @@ class SpaceBackward {
   }
 
  private:
-  std::int64_t begin_of(std::int64_t chunk) const { return task_.begin + chunk * space_chunk; }
-  std::int64_t count_of(std::int64_t chunk) const { return std::min(space_chunk, task_.end - begin_of(chunk)); }
+  std::int64_t begin_of(std::int64_t chunk) const { return task_.begin + chunk * state_space_chunk; }
+  std::int64_t count_of(std::int64_t chunk) const { return std::min(state_space_chunk, task_.end - begin_of(chunk)); }
   float* start_of(std::int64_t chunk, std::int64_t h) const {
     return starts_ + (chunk * shape_.heads + h) * shape_.state;
   }
@@ -194,18 +194,18 @@ class SpaceBackward {
   void make_starts() const {
     if (chunks_ > 0) std::fill_n(starts_, shape_.heads * shape_.state, 0.0f);
     for (std::int64_t chunk = 0; chunk + 1 < chunks_; ++chunk) {
-      load_space_rows(group_.b, a_.b, task_.group, begin_of(chunk), space_chunk);
+      load_space_rows(group_.b, a_.b, task_.group, begin_of(chunk), state_space_chunk);
       for (std::int64_t h = 0; h < shape_.heads; ++h) {
-        head_.load(a_, first_head_ + h, begin_of(chunk), space_chunk);
-        head_.scale_x(space_chunk, shape_.v_dim);
+        head_.load(a_, first_head_ + h, begin_of(chunk), state_space_chunk);
+        head_.scale_x(state_space_chunk, shape_.v_dim);
         std::copy_n(start_of(chunk, h), shape_.state, start_of(chunk + 1, h));
-        advance_state(shape_, group_, head_, space_chunk, start_of(chunk + 1, h));
+        advance_state(shape_, group_, head_, state_space_chunk, start_of(chunk + 1, h));
       }
     }
   }
 
   void one_head(std::int64_t chunk, std::int64_t h) const {
-    const std::int64_t begin = begin_of(chunk), count = count_of(chunk), head = first_head_ + h, c = space_chunk;
+    const std::int64_t begin = begin_of(chunk), count = count_of(chunk), head = first_head_ + h, c = state_space_chunk;
     const std::int64_t k_dim = shape_.k_dim, v_dim = shape_.v_dim;
     const float *state = start_of(chunk, h), *x = head_.x;
     float* dstate = dstates_ + h * shape_.state;
@@ -246,7 +246,7 @@ class SpaceBackward {
 
   // Sums of terms alone, none of which is taken away again.
   void find_ddecay(std::int64_t count, const float* state, const float* dstate) const {
-    const std::int64_t c = space_chunk, v_dim = shape_.v_dim;
+    const std::int64_t c = state_space_chunk, v_dim = shape_.v_dim;
     const float through = head_.chunk_decay(count) * dot_row(state, dstate, shape_.state);
     float written = 0;  // by the rows before n, to the state after the chunk
     for (std::int64_t n = 0; n < count; ++n) {

@@ -24,6 +24,7 @@ struct Convolution {
   const T* x;  // rows of x are `width` apart
   std::int64_t width;
   const T* weight;  // [channels, taps]
+  const T* bias;    // [channels] or null
   const T* before;  // [taps - 1, channels] or null
   const std::int32_t* starts;
   std::int64_t documents, rows;
@@ -35,6 +36,7 @@ Convolution<T> convolution_of(const Ops::CausalConv& c, const ConvSize& size) {
   return {x.data,
           x.width,
           static_cast<const T*>(c.weight.data()),
+          static_cast<const T*>(c.bias.data()),
           static_cast<const T*>(c.before.data()),
           c.documents.starts.as<std::int32_t>(),
           c.documents.count,
@@ -99,13 +101,19 @@ struct Window {
       for (int i = 0; i < N; ++i) seen[j][i] = seen[j + 1][i];
     widen<T>(seen[TAPS - 1], row);
   }
-  // The sum over `taps`. Those before are left out, not multiplied by 0: what they see may be no number.
-  __device__ void convolve(float (&z)[N], const float (&weights)[TAPS][N], int taps) const {
+  // The sum over taps, and the bias, which is read for each row: there are no registers to keep it in. The taps before
+  // the first are left out, not multiplied by 0: what they see may be no number.
+  template <class T>
+  __device__ void convolve(float (&z)[N], const float (&weights)[TAPS][N], const Convolution<T>& c, int channel) const {
+    if (c.bias) {
+      load<N>(z, c.bias + channel);
+    } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) z[i] = 0;
+      for (int i = 0; i < N; ++i) z[i] = 0;
+    }
 #pragma unroll
     for (int j = 0; j < TAPS; ++j)
-      if (j >= TAPS - taps) {
+      if (j >= TAPS - c.taps) {
 #pragma unroll
         for (int i = 0; i < N; ++i) z[i] = fmaf(weights[j][i], seen[j][i], z[i]);
       }
@@ -137,7 +145,7 @@ __global__ void __launch_bounds__(threads)
         if (at + b < last) {
           window.template add<T>(rows[b]);
           float z[N];
-          window.convolve(z, weights, c.taps);
+          window.convolve(z, weights, c, channel);
 #pragma unroll
           for (int i = 0; i < N; ++i) {
             float s, complement;
@@ -167,19 +175,21 @@ struct ConvolutionGrad {
   T* dx;
   const T* dout;
   std::int64_t dx_width, dout_width;
-  float* partial;      // [pieces, channels, taps]
-  std::int64_t piece;  // rows
+  float* partial;       // [pieces, channels, taps]
+  float* partial_bias;  // [pieces, channels] or null
+  std::int64_t piece;   // rows
 };
 
 // With z the convolution and dz = dout silu'(z):
-//   dx[m] = sum over j of weight[j] dz[m + K - 1 - j],  dweight[j] = sum over n of dz[n] x[n - K + 1 + j].
+//   dx[m] = sum over j of weight[j] dz[m + K - 1 - j],  dweight[j] = sum over n of dz[n] x[n - K + 1 + j],
+// and dbias the sum of dz.
 // Going down a piece's rows n, dz[n] is added to the sums of the rows that n sees; that of the first of them is
 // complete then. The rows after the piece that see any of its own come last. Grid: x over pieces, y over channels.
 template <class T, int N, int TAPS>
 __global__ void __launch_bounds__(threads) causal_conv_grad_kernel(ConvolutionGrad<T> g, Convolution<T> c) {
   const int channel = (static_cast<int>(blockIdx.y) * threads + threadIdx.x) * N;
   if (channel >= c.channels) return;
-  float weights[TAPS][N], dweight[TAPS][N] = {};
+  float weights[TAPS][N], dweight[TAPS][N] = {}, dbias[N] = {};
   load_weights(weights, c, channel);
   const std::int64_t begin = blockIdx.x * g.piece, end = min(c.rows, begin + g.piece);
   for (std::int64_t d = document_after(c, begin); d < c.documents && c.starts[d] < end; ++d) {
@@ -204,13 +214,14 @@ __global__ void __launch_bounds__(threads) causal_conv_grad_kernel(ConvolutionGr
         if (n < past) {
           window.template add<T>(rows[b]);
           float z[N], dz[N];
-          window.convolve(z, weights, c.taps);
+          window.convolve(z, weights, c, channel);
           widen<T>(dz, douts[b]);
 #pragma unroll
           for (int i = 0; i < N; ++i) {
             float s, complement;
             sigmoid<T>(z[i], s, complement);
             dz[i] *= s + z[i] * s * complement;
+            if (n < last) dbias[i] += dz[i];
           }
 #pragma unroll
           for (int j = 0; j < TAPS; ++j)
@@ -237,12 +248,17 @@ __global__ void __launch_bounds__(threads) causal_conv_grad_kernel(ConvolutionGr
 #pragma unroll
     for (int j = 0; j < TAPS; ++j)
       if (const int tap = j - (TAPS - c.taps); tap >= 0) partial[i * c.taps + tap] = dweight[j][i];
+  if (!g.partial_bias) return;
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    g.partial_bias[blockIdx.x * static_cast<std::int64_t>(c.channels) + channel + i] = dbias[i];
 }
 
 // Calls f.operator()<N, TAPS>() with N elements an access if these allow them, else one.
 template <class T, int N, class F>
-void with_taps(const ConvSize& size, std::initializer_list<Heads> all, const Tensor& before, F&& f) {
-  const bool aligned = size.channels % N == 0 && rows_aligned<T, N>(N, static_cast<const T*>(before.data())) &&
+void with_taps(const ConvSize& size, std::initializer_list<Heads> all, const Tensor& bias, const Tensor& before,
+               F&& f) {
+  const bool aligned = size.channels % N == 0 && rows_aligned<T, N>(N, bias.data(), before.data()) &&
                        std::all_of(all.begin(), all.end(), [](const Heads& heads) {
                          return rows_aligned<T, N>(heads.rows.dim(1), span_of<T>(heads).data);
                        });
@@ -267,7 +283,7 @@ void CudaOps::causal_conv(Stream& stream, const CausalConv& args) {
   with_type(args.x.rows.dtype(), [&]<class T> {
     const auto c = convolution_of<T>(args, size);
     const auto out = span_of<T>(args.out);
-    with_taps<T, pack_size<T>>(size, {args.x, args.out}, args.before, [&]<int N, int TAPS> {
+    with_taps<T, pack_size<T>>(size, {args.x, args.out}, args.bias, args.before, [&]<int N, int TAPS> {
       const dim3 grid(blocks_for(size.rows, forward_rows), blocks_for(size.channels, std::int64_t{threads} * N));
       causal_conv_kernel<T, N, TAPS><<<grid, threads, 0, on>>>(out.data, out.width, c, forward_rows);
     });
@@ -281,21 +297,23 @@ void CudaOps::causal_conv_grad(Stream& stream, const CausalConvGrad& args) {
   const char* op = "causal_conv_grad";
   const ConvSize size = expect_causal_conv_grad(op, args);
   const cudaStream_t on = enter(stream);
-  const std::int64_t columns = size.channels * size.taps;
+  const std::int64_t columns = size.channels * size.taps, biases = args.dbias ? size.channels : 0;
   // Longer pieces if the scratch does not hold their sums.
   std::int64_t piece = gradient_rows;
   const auto count = [&] { return (size.rows + piece - 1) / piece; };
-  while (count() > 1 && static_cast<std::size_t>(count() * columns) * sizeof(float) > scratch_.bytes()) piece *= 2;
+  while (count() > 1 && static_cast<std::size_t>(count() * (columns + biases)) * sizeof(float) > scratch_.bytes())
+    piece *= 2;
   const std::int64_t pieces = count();
-  auto* partial = scratch<float>(static_cast<std::size_t>(pieces * columns));
+  auto* partial = scratch<float>(static_cast<std::size_t>(pieces * (columns + biases)));
+  auto* partial_bias = args.dbias ? partial + pieces * columns : nullptr;
   if (pieces > 0) {
     with_type(args.dout.rows.dtype(), [&]<class T> {
       const auto c = convolution_of<T>(args.forward, size);
       const auto dx = span_of<T>(args.dx);
       const auto dout = span_of<const T>(args.dout);
-      const ConvolutionGrad<T> g{dx.data, dout.data, dx.width, dout.width, partial, piece};
+      const ConvolutionGrad<T> g{dx.data, dout.data, dx.width, dout.width, partial, partial_bias, piece};
       // Four channels a thread, of which it keeps four arrays of a row for each tap.
-      with_taps<T, 4>(size, {args.forward.x, args.dx, args.dout}, Tensor(), [&]<int N, int TAPS> {
+      with_taps<T, 4>(size, {args.forward.x, args.dx, args.dout}, args.forward.bias, Tensor(), [&]<int N, int TAPS> {
         const dim3 grid(blocks_for(pieces, 1), blocks_for(size.channels, std::int64_t{threads} * N));
         causal_conv_grad_kernel<T, N, TAPS><<<grid, threads, 0, on>>>(g, c);
       });
@@ -303,6 +321,7 @@ void CudaOps::causal_conv_grad(Stream& stream, const CausalConvGrad& args) {
     SO_CUDA_LAUNCHED(op);
   }
   finish_column_sums(on, args.dweight, partial, pieces, columns, args.dweight_mode);
+  if (args.dbias) finish_column_sums(on, args.dbias, partial_bias, pieces, biases, args.dbias_mode);
 }
 
 }  // namespace so

@@ -14,9 +14,6 @@ using namespace kernel;
 
 constexpr int threads = 256;
 
-// log(1 + exp(x)), which overflows for no x. A NaN stays one.
-__device__ inline float softplus(float x) { return log1pf(expf(-fabsf(x))) + (x > 0 ? x : 0.0f); }
-
 template <class T>
 struct GateInputs {
   Span<const T> a, b;

@@ -1,4 +1,4 @@
-// The sigmoid of activations, in kernels. Included by .cu files only.
+// The sigmoid of activations and the softplus of gates, in kernels. Included by .cu files only.
 #pragma once
 
 #include "device/cuda/kernel.h"
@@ -21,5 +21,8 @@ __device__ inline void sigmoid(float x, float& value, float& complement) {
     complement = 1.0f - value;
   }
 }
+
+// log(1 + exp(x)), which overflows for no x. A NaN stays one.
+__device__ inline float softplus(float x) { return log1pf(expf(-fabsf(x))) + (x > 0 ? x : 0.0f); }
 
 }  // namespace so::kernel
