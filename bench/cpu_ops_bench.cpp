@@ -8,7 +8,8 @@
 // disturb little; with more, it is real time. Operations counted: linear 2 m n k; attention 4 d a score forward and 10
 // d backward, over the scores at and below the diagonal; cross-entropy 6 rows vocabulary hidden; the delta rule 7
 // a token and element of its states forward and 27 backward, in 4 and 15 turns of a unit that could do 2 in each: 0.88
-// and 0.90 of peak are its most.
+// and 0.90 of peak are its most; a state space, whose chunks are products, 4 a token and element of its states forward
+// and 14 backward, with 2 and 6 for each of 64 rows and element of a head, and 2 and 6 of a group's B.
 #include <benchmark/benchmark.h>
 #include <time.h>
 
@@ -25,6 +26,7 @@
 #include "ops/cpu/cross_entropy.h"
 #include "ops/cpu/delta_rule.h"
 #include "ops/cpu/linear.h"
+#include "ops/cpu/state_space.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../bench/cpu_ops_bench.cpp"  // found from src/
@@ -226,6 +228,48 @@ void delta_rule(benchmark::State& state, bool backward) {
   });
 }
 
+// One document, heads of 64 with states of 128.
+void state_space(benchmark::State& state, bool backward) {
+  const std::int64_t tokens = state.range(0), groups = state.range(1), heads = state.range(2), threads = state.range(3);
+  constexpr std::int64_t k_dim = 128, v_dim = 64, chunk = 64;
+  const std::int64_t width = heads * v_dim, projected = width + 2 * groups * k_dim;
+  Matrix xbc(DType::bf16, tokens, projected), dxbc(DType::bf16, tokens, projected);
+  Matrix out(DType::bf16, tokens, width), dout(DType::bf16, tokens, width), skip(DType::bf16, 1, heads);
+  Matrix decay(DType::f32, tokens, heads), step(DType::f32, tokens, heads), dskip(DType::f32, 1, heads);
+  Matrix ddecay(DType::f32, tokens, heads), dstep(DType::f32, tokens, heads);
+  for (float& value : decay.tensor.span<float>()) value = 0.1f * value - 0.05f;
+  for (float& value : step.tensor.span<float>()) value += 0.5f;
+  std::vector<std::int32_t> starts = {0, static_cast<std::int32_t>(tokens)};
+  const auto x = [&](Matrix& m) { return Heads{m.tensor, 0, heads, v_dim}; };
+  const auto b = [&](Matrix& m, std::int64_t which) {
+    return Heads{m.tensor, width + which * groups * k_dim, groups, k_dim};
+  };
+  const Ops::StateSpaceGrad gradient = {.dx = x(dxbc),
+                                        .db = b(dxbc, 0),
+                                        .dc = b(dxbc, 1),
+                                        .ddecay = ddecay.tensor,
+                                        .dstep = dstep.tensor,
+                                        .dskip = Tensor(dskip.tensor.data(), DType::f32, {heads}),
+                                        .dout = x(dout),
+                                        .forward = {.out = x(out),
+                                                    .x = x(xbc),
+                                                    .b = b(xbc, 0),
+                                                    .c = b(xbc, 1),
+                                                    .decay = decay.tensor,
+                                                    .step = step.tensor,
+                                                    .skip = Tensor(skip.tensor.data(), DType::bf16, {heads}),
+                                                    .documents = {Tensor(starts.data(), DType::i32, {2}), 1}}};
+  ThreadPool pool = make_pool(threads);
+  const auto of_states = static_cast<double>(tokens * heads * k_dim * v_dim),
+             of_rows = static_cast<double>(tokens * chunk * (width + groups * k_dim));
+  measure(state, backward ? 14 * of_states + 6 * of_rows : 4 * of_states + 2 * of_rows, threads, [&] {
+    if (backward)
+      state_space_backward(pool, gradient);
+    else
+      state_space_forward(pool, gradient.forward);
+  });
+}
+
 void linear_shapes(benchmark::internal::Benchmark* b, std::int64_t threads) {
   b->ArgNames({"tokens", "out", "in", "threads"})->Unit(benchmark::kMillisecond);
   for (const auto& [tokens, out, in] : {std::array<std::int64_t, 3>{200, 384, 384},
@@ -248,6 +292,11 @@ void cross_entropy_shapes(benchmark::internal::Benchmark* b, std::int64_t thread
 void delta_rule_shapes(benchmark::internal::Benchmark* b, std::int64_t threads) {
   b->ArgNames({"tokens", "k_heads", "v_heads", "threads"})->Unit(benchmark::kMillisecond);
   b->Args({4096, 16, 32, threads});
+}
+
+void state_space_shapes(benchmark::internal::Benchmark* b, std::int64_t threads) {
+  b->ArgNames({"tokens", "groups", "heads", "threads"})->Unit(benchmark::kMillisecond);
+  b->Args({4096, 8, 64, threads});
 }
 
 template <class Function, class Shapes>
@@ -275,6 +324,10 @@ void add_all() {
       "delta_rule/bf16", [](benchmark::State& s) { delta_rule(s, false); }, delta_rule_shapes);
   add(
       "delta_rule_grad/bf16", [](benchmark::State& s) { delta_rule(s, true); }, delta_rule_shapes);
+  add(
+      "state_space/bf16", [](benchmark::State& s) { state_space(s, false); }, state_space_shapes);
+  add(
+      "state_space_grad/bf16", [](benchmark::State& s) { state_space(s, true); }, state_space_shapes);
   add(
       "linear_cross_entropy/fp32", [](benchmark::State& s) { cross_entropy(s, DType::f32); }, cross_entropy_shapes);
   add(
