@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,13 @@
 namespace so::test::state_space_test {
 namespace {
 
-// Documents around a chunk's length, one of several chunks and empty ones; sizes of Nemotron's, and that no vector
-// divides; heads with columns between them, on 16-byte boundaries and off them; one head a group, three and eight.
-const SpaceCase kCases[] = {{{1, 63, 64, 65, 300}, 1, 8, 128, 64}, {{127, 128, 129, 2}, 2, 4, 128, 64, 8, 8},
-                            {{5, 1, 70}, 2, 2, 32, 24, 3, 5},      {{0, 40, 0, 3, 129}, 4, 4, 16, 16, 8, 16},
-                            {{130}, 1, 3, 20, 33, 1, 1},           {{100, 28}, 1, 2, 128, 32, 8, 8}};
+// Documents around a chunk's length, of several chunks and of several of a GPU's segments, and empty ones; sizes of
+// Nemotron's, and that no vector divides; heads with columns between them, on 16-byte boundaries and off them; one head
+// a group, three and eight.
+const SpaceCase kCases[] = {{{1, 63, 64, 65, 300}, 1, 8, 128, 64},     {{600, 3, 1100}, 1, 2, 128, 64},
+                            {{127, 128, 129, 2}, 2, 4, 128, 64, 8, 8}, {{5, 1, 70}, 2, 2, 32, 24, 3, 5},
+                            {{0, 40, 0, 3, 129}, 4, 4, 16, 16, 8, 16}, {{130}, 1, 3, 20, 33, 1, 1},
+                            {{100, 28}, 1, 2, 128, 32, 8, 8}};
 
 // What errors of the arithmetic add up to, relative to the largest element. On a GPU bf16 data goes through the matrix
 // units as bf16, and so do the states that chunks begin with.
@@ -116,7 +119,7 @@ TEST(StateSpace, DocumentsTogetherAreWhatTheyAreApart) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const std::int64_t k_dim : {48, 128})
       for (const std::vector<std::int64_t>& lengths :
-           {std::vector<std::int64_t>{1, 64, 150, 2, 63}, {150, 2, 63, 64, 1}, {2, 1, 63, 150, 64}}) {
+           {std::vector<std::int64_t>{1, 64, 150, 2, 63}, {150, 2, 63, 64, 1}, {2, 1, 63, 150, 64}, {600, 64, 513}}) {
         const SpaceCase c{lengths, 2, 4, k_dim, 64};
         const SpaceProblem together(s, c, dtype, arrays_of(c));
         together.run(rig);
@@ -144,20 +147,20 @@ TEST(StateSpace, DocumentsTogetherAreWhatTheyAreApart) {
       }
 }
 
-// A document in pieces, with the state kept between: token by token, and in pieces around a chunk's length.
+// A document in pieces, with the state kept between: token by token, and in pieces around a chunk's and a segment's
+// length.
 TEST(StateSpace, IsContinued) {
   Rig rig;
   Stream& s = rig.stream();
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const std::int64_t k_dim : {40, 128})
-      for (const bool by_token : {false, true}) {
-        const SpaceCase c{{201}, 2, 4, k_dim, 64};
+      for (const std::vector<std::int64_t>& pieces :
+           {std::vector<std::int64_t>(201, 1), {1, 64, 2, 70, 64}, {700, 520, 3}}) {
+        const SpaceCase c{{std::accumulate(pieces.begin(), pieces.end(), std::int64_t{0})}, 2, 4, k_dim, 64};
         const SpaceProblem p(s, c, dtype, random_space_arrays(c, 5));
         const SpaceResults want = space_reference(c, p.inputs(), false);
         const TestTensor state(s, DType::f32, {c.heads, c.k_dim, c.v_dim},
                                SpaceValues(static_cast<std::size_t>(c.heads * c.k_dim * c.v_dim), 0.0));
-        const std::vector<std::int64_t> pieces =
-            by_token ? std::vector<std::int64_t>(201, 1) : std::vector<std::int64_t>{1, 64, 2, 70, 64};
         std::int64_t begin = 0;
         for (const std::int64_t length : pieces) {
           const TestTensor bounds(s, DType::i32, {2}, {0, static_cast<double>(length)});
@@ -195,37 +198,41 @@ TEST(StateSpace, NeitherThreadsNorRepetitionShow) {
   }
 }
 
-// The gradient of skip is added to or left out, in either format; rows of no document count for nothing.
+// The gradient of skip is added to or left out, in either format. Rows of no document count for nothing, and are left
+// alone.
 TEST(StateSpace, TheGradientOfSkipIsAddedUp) {
   Rig rig;
   Stream& s = rig.stream();
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    const SpaceCase c{{20, 70, 10}, 1, 4, 128, 64};
+    const SpaceCase c{{70, 600, 10}, 1, 4, 128, 64};
     const SpaceProblem p(s, c, dtype, random_space_arrays(c, 15));
     SpaceCase inner = c;
-    inner.documents = {70};
+    inner.documents = {600};
     SpaceArrays in = p.inputs();
-    const auto middle = [](SpaceValues& of, std::ptrdiff_t width) {
-      of = SpaceValues(of.begin() + 20 * width, of.begin() + 90 * width);
+    const auto middle = [](const SpaceValues& of, std::ptrdiff_t width) {
+      return SpaceValues(of.begin() + 70 * width, of.begin() + 670 * width);
     };
-    middle(in.x, 256), middle(in.b, 128), middle(in.c, 128), middle(in.decay, 4), middle(in.step, 4);
-    middle(in.dout, 256);
+    in.x = middle(in.x, 256), in.b = middle(in.b, 128), in.c = middle(in.c, 128), in.dout = middle(in.dout, 256);
+    in.decay = middle(in.decay, 4), in.step = middle(in.step, 4);
     const SpaceResults want = space_reference(inner, in);
-    const TestTensor starts(s, DType::i32, {2}, {20, 90}), dskip(s, dtype, {4}, {1, -2, 3, 0.5});
+    const TestTensor starts(s, DType::i32, {2}, {70, 670}), dskip(s, dtype, {4}, {1, -2, 3, 0.5});
     const std::size_t bytes = rig.ops().memory().state_space_grad(p.size());
     const TestTensor scratch = bytes > 0 ? TestTensor(s, DType::u8, {static_cast<std::int64_t>(bytes)}) : TestTensor();
     Ops::StateSpaceGrad grad = p.gradient_call(scratch);
     grad.forward.documents = {starts, 1};
     grad.dskip = dskip, grad.dskip_mode = Accumulate::add;
+    const SpaceValues before = p.results().dx;
     rig.ops().state_space_grad(s, grad);
     SpaceValues sum{1, -2, 3, 0.5};
     for (std::size_t h = 0; h < 4; ++h) sum[h] += want.dskip[h];
     expect_result(dskip.values(s), sum, dtype, dtype, "dskip");
     const SpaceValues dx = p.results().dx;
+    expect_result(middle(dx, 256), want.dx, dtype, dtype, "dx");
+    EXPECT_TRUE(std::equal(dx.begin(), dx.begin() + 70 * 256, before.begin()));
+    EXPECT_TRUE(std::equal(dx.begin() + 670 * 256, dx.end(), before.begin() + 670 * 256));
     grad.dskip = Tensor();
     rig.ops().state_space_grad(s, grad);
     EXPECT_EQ(p.results().dx, dx);
-    expect_result(SpaceValues(dx.begin() + 20 * 256, dx.begin() + 90 * 256), want.dx, dtype, dtype, "dx");
   }
 }
 
