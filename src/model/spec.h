@@ -175,13 +175,13 @@ struct DecoderSpec {
   // Attention's output is multiplied by sigmoid(gate): each query head is followed by its gate.
   bool output_gate = false;
   bool tied_embeddings = false;
-  GateActivation gate = GateActivation::silu;  // of layers without experts
-  double attention_scale = 0;                  // multiplies q.k; 0: 1 / sqrt(head_dim)
-  double embedding_scale = 1;                  // multiplies the rows of the embedding table
-  bool round_embedding_scale = false;          // to the activations' format, as that of layer_input's table
-  double residual_scale = 1;                   // multiplies what attention and MLP add to the residual stream
-  double logits_scale = 1;                     // multiplies the logits
-  double logits_cap = 0;                       // above 0, logits become cap tanh(logits / cap)
+  MlpActivation gate = MlpActivation::silu;  // of layers without experts
+  double attention_scale = 0;                // multiplies q.k; 0: 1 / sqrt(head_dim)
+  double embedding_scale = 1;                // multiplies the rows of the embedding table
+  bool round_embedding_scale = false;        // to the activations' format, as that of layer_input's table
+  double residual_scale = 1;                 // multiplies what attention and MLP add to the residual stream
+  double logits_scale = 1;                   // multiplies the logits
+  double logits_cap = 0;                     // above 0, logits become cap tanh(logits / cap)
   // A layer's output, what came in included, is multiplied by a number of its own, which is not trained.
   bool layer_scales = false;
   // Above 0, every layer ends with a part that reads so many numbers of each token, which are the layer's own. They are

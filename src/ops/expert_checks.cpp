@@ -147,8 +147,9 @@ RoutingSize expect_expert_activation(const char* op, const Tensor& out, const Te
   const bool weights_alone = !routing.experts && !bias;
   const RoutingSize size = weights_alone ? expect_weights(op, routing.weights) : expect_routing(op, routing);
   const std::int64_t width = expect_rows(op, "out", out, size.rows);
-  expect_tensor(op, "gate_up", gate_up, out.dtype(), {size.rows, 2 * width});
-  if (bias) expect_tensor(op, "bias", bias, out.dtype(), {size.experts, 2 * width});
+  const std::int64_t inputs = inputs_of(activation) * width;
+  expect_tensor(op, "gate_up", gate_up, out.dtype(), {size.rows, inputs});
+  if (bias) expect_tensor(op, "bias", bias, out.dtype(), {size.experts, inputs});
   SO_CHECK(activation.kind != ExpertActivation::Kind::clamped || activation.limit > 0, "{}: clamped to {}", op,
            activation.limit);
   return size;

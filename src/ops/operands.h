@@ -42,11 +42,14 @@ enum class RotaryPairs : std::uint8_t {
   neighbours,  // 2d and 2d + 1
 };
 
-// The activation of the gate in a gated MLP [Shazeer 2020].
-enum class GateActivation : std::uint8_t {
-  silu,       // x sigmoid(x): SwiGLU
-  gelu_tanh,  // x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2: GEGLU [Hendrycks & Gimpel 2016]
+// The activation of an MLP: that of the gate in a gated one [Shazeer 2020], or of an MLP without a gate.
+enum class MlpActivation : std::uint8_t {
+  silu,          // x sigmoid(x): SwiGLU
+  gelu_tanh,     // x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2: GEGLU [Hendrycks & Gimpel 2016]
+  relu_squared,  // max(x, 0)^2, without a gate [Primer, So et al. 2021]
 };
+// Columns that the first product of an MLP makes for each of its activation: gate and up, or up alone.
+constexpr std::int64_t inputs_of(MlpActivation activation) { return activation == MlpActivation::relu_squared ? 1 : 2; }
 
 // Which rows attend to which. Document i has query rows [cu_q[i], cu_q[i+1]) and key rows [cu_k[i], cu_k[i+1]); its
 // last query sees its last key (causal, aligned at the end: training has cu_q == cu_k, a KV cache has more keys). With
@@ -107,13 +110,17 @@ enum class ExpertLayout : std::uint8_t { out_in, in_out };
 struct ExpertActivation {
   enum class Kind : std::uint8_t {
     swiglu,   // silu(gate) * up; gate is the first half of the columns, up the second
-    geglu,    // the same with GELU by tanh (GateActivation)
+    geglu,    // the same with GELU by tanh (MlpActivation)
     clamped,  // (up' + 1) * gate' * sigmoid(1.702 gate'), gate' = min(gate, limit), up' = up clamped to +-limit; the
               // columns are gate, up, gate, up, ... [GPT-OSS]
+    relu_squared,  // max(up, 0)^2: there is no gate, and F columns
   };
   Kind kind = Kind::swiglu;
   float limit = 0;
 };
+constexpr std::int64_t inputs_of(const ExpertActivation& activation) {
+  return activation.kind == ExpertActivation::Kind::relu_squared ? 1 : 2;
+}
 
 // Documents whose rows lie one after another: document i has the rows [starts[i], starts[i + 1]). Rows that
 // belong to no document are left alone.

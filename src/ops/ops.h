@@ -136,12 +136,13 @@ class Ops {
   };
   virtual void attention_grad(Stream&, const AttentionGrad&) = 0;
 
-  // out = act(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F].
-  virtual void swiglu(Stream&, Tensor out, Tensor gate_up, GateActivation = GateActivation::silu) = 0;
+  // out = act(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F]. Without a gate
+  // out = act(gate_up), gate_up T [N, F] (inputs_of()).
+  virtual void swiglu(Stream&, Tensor out, Tensor gate_up, MlpActivation = MlpActivation::silu) = 0;
   // dgate_up may be gate_up. `activated`, T [N, F] or empty, receives the forward result again: backward needs it for
   // the next weight's gradient, and making it here costs one write instead of having kept it. It may be dout.
   virtual void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
-                           GateActivation = GateActivation::silu) = 0;
+                           MlpActivation = MlpActivation::silu) = 0;
 
   // ---- Gates and the gated delta rule [Gated DeltaNet, Yang et al. 2024] ----
   // These take heads with gaps between them.
@@ -334,13 +335,13 @@ class Ops {
   };
   virtual void scale_experts_grad(Stream&, const ScaleExpertsGrad&) = 0;
 
-  // out[r] = weights[r] * act(gate_up[r] + bias[expert of r]).  out T [R, F], gate_up T [R, 2F], bias T [E, 2F] or {}.
-  // Without a bias the routing may have weights alone.
+  // out[r] = weights[r] * act(gate_up[r] + bias[expert of r]).  out T [R, F], gate_up T [R, 2F], bias T [E, 2F] or {};
+  // without a gate F in place of 2F. Without a bias the routing may have weights alone.
   virtual void expert_activation(Stream&, Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation&,
                                  const Routing&) = 0;
   // The gradient of that.
   struct ExpertActivationGrad {
-    Tensor dgate_up;   // T [R, 2F]; may be gate_up
+    Tensor dgate_up;   // T, as gate_up, which it may be
     Tensor dweights;   // f32 [R]: dweights[r] = (+) <dout[r], act(...)>
     Tensor activated;  // T [R, F], receives the forward result again; may be dout
     Tensor dout;       // T [R, F]

@@ -32,7 +32,7 @@ TEST(Families, Gemma3AsTransformersReadsIt) {
   const DecoderSpec spec = of(json::object());
   EXPECT_EQ(spec.head_dim, 256);
   EXPECT_EQ(spec.norm_offset, 1);
-  EXPECT_EQ(spec.gate, GateActivation::gelu_tanh);
+  EXPECT_EQ(spec.gate, MlpActivation::gelu_tanh);
   EXPECT_TRUE(spec.qk_norm && spec.input_norms && spec.output_norms && spec.tied_embeddings);
   EXPECT_EQ(spec.score_scale(0), 0.0625f);
   EXPECT_DOUBLE_EQ(spec.embedding_scale, std::sqrt(32.0));
@@ -69,7 +69,7 @@ TEST(Families, Gemma4AsTransformersReadsIt) {
   EXPECT_TRUE(spec.qk_norm && spec.value_norm && spec.input_norms && spec.output_norms && spec.layer_scales);
   EXPECT_TRUE(spec.tied_embeddings && !spec.qkv_bias && !spec.o_bias);
   EXPECT_EQ(spec.norm_offset, 0);
-  EXPECT_EQ(spec.gate, GateActivation::gelu_tanh);
+  EXPECT_EQ(spec.gate, MlpActivation::gelu_tanh);
   EXPECT_EQ(spec.logits_cap, 0);
   EXPECT_DOUBLE_EQ(spec.embedding_scale, std::sqrt(32.0));
   EXPECT_EQ(windows(spec), (Windows{512, 512, 512, 512, 512, 0, 0}));  // the last always sees all

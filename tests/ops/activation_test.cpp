@@ -101,8 +101,8 @@ TEST(Geglu, AgreesWithDoublePrecision) {
         const TestTensor gate_up = random_tensor(s, dtype, {n, 2 * width}, 1, magnitude);
         const TestTensor dout = random_tensor(s, dtype, {n, width}, 2);
         const TestTensor out(s, dtype, {n, width}), dgate_up(s, dtype, {n, 2 * width}), again(s, dtype, {n, width});
-        rig.ops().swiglu(s, out, gate_up, GateActivation::gelu_tanh);
-        rig.ops().swiglu_grad(s, dgate_up, dout, gate_up, again, GateActivation::gelu_tanh);
+        rig.ops().swiglu(s, out, gate_up, MlpActivation::gelu_tanh);
+        rig.ops().swiglu_grad(s, dgate_up, dout, gate_up, again, MlpActivation::gelu_tanh);
         EXPECT_EQ(again.bytes(s), out.bytes(s));
         const Values x = gate_up.values(s), dy = dout.values(s);
         Values y(dy.size()), y_allowed(dy.size()), dx(x.size()), dx_allowed(x.size());
@@ -133,8 +133,8 @@ TEST(Geglu, Limits) {
   const TestTensor gate_up(s, DType::f32, {1, 8}, {1e38, -1e38, 1e15, -1e15, 1.0, 1.0, 2.0, 2.0});
   const TestTensor dout(s, DType::f32, {1, 4}, {1.0, 1.0, 1.0, 1.0});
   const TestTensor out(s, DType::f32, {1, 4}), dgate_up(s, DType::f32, {1, 8});
-  rig.ops().swiglu(s, out, gate_up, GateActivation::gelu_tanh);
-  rig.ops().swiglu_grad(s, dgate_up, dout, gate_up, Tensor(), GateActivation::gelu_tanh);
+  rig.ops().swiglu(s, out, gate_up, MlpActivation::gelu_tanh);
+  rig.ops().swiglu_grad(s, dgate_up, dout, gate_up, Tensor(), MlpActivation::gelu_tanh);
   const Values y = out.values(s), dx = dgate_up.values(s);
   const auto rounded = [](double x) { return static_cast<double>(static_cast<float>(x)); };
   EXPECT_EQ(y, (Values{rounded(1e38), 0, rounded(2e15), 0}));

@@ -385,7 +385,7 @@ class LayerCases final : public Cases {
 
   void activation() {
     const std::int64_t f = s_.intermediate;
-    const GateActivation gate = s_.gate;
+    const MlpActivation gate = s_.gate;
     const std::string shape = fmt::format("{} x {}", n_, f);
     add("swiglu", shape, of_t(3 * n_ * f), 0, [=, this](Tensors& m) {
       const Tensor out = m.random(t_, {n_, f}), gate_up = m.random(t_, {n_, 2 * f});

@@ -34,7 +34,7 @@ void SharedExpert::forward(const DecoderPass& pass, const LayerActivations& a, T
     ops_.expert_activation(pass.stream, a.shared_activated, a.shared_gate_up, Tensor(), ExpertActivation(),
                            {.weights = a.shared_gates});
   else
-    ops_.swiglu(pass.stream, a.shared_activated, a.shared_gate_up, GateActivation::silu);
+    ops_.swiglu(pass.stream, a.shared_activated, a.shared_gate_up, MlpActivation::silu);
   ops_.linear(pass.stream, out, a.shared_activated, pass.weight(p_.shared_down), Tensor(), Accumulate::add);
 }
 
@@ -59,7 +59,7 @@ Tensor SharedExpert::backward(const DecoderPass& pass, GradientSink& gradients, 
                                          .gate_up = a.shared_gate_up,
                                          .routing = {.weights = a.shared_gates}});
   else
-    ops_.swiglu_grad(stream, a.shared_gate_up, activated, a.shared_gate_up, activated, GateActivation::silu);
+    ops_.swiglu_grad(stream, a.shared_gate_up, activated, a.shared_gate_up, activated, MlpActivation::silu);
   grad_linear(ops_, stream, gradients, p_.shared_down, Joined(), dout, activated);
   return dgates;
 }

@@ -47,7 +47,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
   if (spec.head_dim == 0) spec.head_dim = 256;
   spec.qk_norm = spec.output_norms = true;
   spec.norm_offset = 1;
-  spec.gate = GateActivation::gelu_tanh;
+  spec.gate = MlpActivation::gelu_tanh;
   spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden));
   spec.round_embedding_scale = true;
   spec.attention_scale = 1 / std::sqrt(config.positive_number("query_pre_attn_scalar", 256));

@@ -170,7 +170,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
   refuse_what_is_not_done(config);
   if (spec.head_dim == 0) spec.head_dim = 256;
   spec.qk_norm = spec.value_norm = spec.output_norms = spec.layer_scales = true;
-  spec.gate = GateActivation::gelu_tanh;
+  spec.gate = MlpActivation::gelu_tanh;
   spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden));
   spec.round_embedding_scale = true;
   spec.attention_scale = 1;

@@ -1,4 +1,4 @@
-// Gated activations [Shazeer 2020] and their gradients: SwiGLU and GEGLU.
+// The activations of an MLP and their gradients: gated [Shazeer 2020], SwiGLU and GEGLU, and the square of ReLU.
 #include <cstdint>
 #include <type_traits>
 
@@ -20,22 +20,22 @@ namespace HWY_NAMESPACE {
 // (1 + tanh(u)) / 2 = sigmoid(2u). Here are z and dz/dx.
 constexpr float gelu_linear = 1.5957691216057308f, gelu_cubic = gelu_linear * 0.044715f;
 
-template <GateActivation ACT, class D>
+template <MlpActivation ACT, class D>
 HWY_INLINE hn::Vec<D> logit(D d, hn::Vec<D> x) {
-  if constexpr (ACT == GateActivation::silu)
+  if constexpr (ACT == MlpActivation::silu)
     return x;
   else
     return hn::Mul(x, hn::MulAdd(hn::Mul(x, x), hn::Set(d, gelu_cubic), hn::Set(d, gelu_linear)));
 }
-template <GateActivation ACT, class D>
+template <MlpActivation ACT, class D>
 HWY_INLINE hn::Vec<D> logit_slope(D d, hn::Vec<D> x) {
-  if constexpr (ACT == GateActivation::silu)
+  if constexpr (ACT == MlpActivation::silu)
     return hn::Set(d, 1.0f);
   else
     return hn::MulAdd(hn::Mul(x, x), hn::Set(d, 3 * gelu_cubic), hn::Set(d, gelu_linear));
 }
 
-template <GateActivation ACT, class T>
+template <MlpActivation ACT, class T>
 void swiglu_as(T* out, const T* gate_up, std::int64_t width, std::int64_t begin, std::int64_t end) {
   for (std::int64_t n = begin; n < end; ++n) {
     const T *gate = gate_up + n * 2 * width, *up = gate + width;
@@ -51,7 +51,7 @@ void swiglu_as(T* out, const T* gate_up, std::int64_t width, std::int64_t begin,
 
 // act'(g) = s + g s (1 - s) z', s = sigmoid(z). Where s or 1 - s is 0, z' may be too large for fp32: the product is 0
 // then. Every element is read before it is written, so outputs may lie on inputs.
-template <GateActivation ACT, class T>
+template <MlpActivation ACT, class T>
 void swiglu_grad_as(T* dgate_up, T* activated, const T* dout, const T* gate_up, std::int64_t width, std::int64_t begin,
                     std::int64_t end) {
   for (std::int64_t n = begin; n < end; ++n) {
@@ -63,7 +63,7 @@ void swiglu_grad_as(T* dgate_up, T* activated, const T* dout, const T* gate_up, 
       auto s = hn::Undefined(d), complement = hn::Undefined(d);
       sigmoid(d, logit<ACT>(d, g), s, complement);
       const auto active = hn::Mul(g, s);
-      if constexpr (ACT != GateActivation::silu) {
+      if constexpr (ACT != MlpActivation::silu) {
         const auto flat = hn::Eq(hn::Mul(s, complement), hn::Zero(d));
         complement = hn::IfThenElse(flat, hn::Zero(d), hn::Mul(complement, logit_slope<ACT>(d, g)));
       }
@@ -74,38 +74,95 @@ void swiglu_grad_as(T* dgate_up, T* activated, const T* dout, const T* gate_up, 
   }
 }
 
-template <GateActivation ACT>
-void swiglu_rows_of(const Tensor& out, const Tensor& gate_up, std::int64_t begin, std::int64_t end) {
-  if (out.dtype() == DType::bf16)
-    swiglu_as<ACT>(out.as<bf16>(), gate_up.as<bf16>(), out.dim(1), begin, end);
-  else
-    swiglu_as<ACT>(out.as<float>(), gate_up.as<float>(), out.dim(1), begin, end);
+// Of NaN comes NaN: comparing is false.
+template <class D>
+HWY_INLINE hn::Vec<D> relu(D d, hn::Vec<D> x) {
+  return hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x);
 }
 
-template <GateActivation ACT>
+template <class T>
+void relu_squared_as(T* out, const T* up, std::int64_t width, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t n = begin; n < end; ++n) {
+    const T* from = up + n * width;
+    T* to = out + n * width;
+    for_row(width, [=](auto d, std::int64_t i) HWY_ATTR {
+      const auto x = relu(d, load(d, from + i));
+      store(d, hn::Mul(x, x), to + i);
+    });
+  }
+}
+
+// Outputs may lie on inputs, as above.
+template <class T>
+void relu_squared_grad_as(T* dup, T* activated, const T* dout, const T* up, std::int64_t width, std::int64_t begin,
+                          std::int64_t end) {
+  for (std::int64_t n = begin; n < end; ++n) {
+    const T *from = up + n * width, *dy = dout + n * width;
+    T *to = dup + n * width, *again = activated ? activated + n * width : nullptr;
+    for_row(width, [=](auto d, std::int64_t i) HWY_ATTR {
+      const auto x = relu(d, load(d, from + i)), dyi = load(d, dy + i);
+      store(d, hn::Mul(hn::Add(x, x), dyi), to + i);
+      if (again) store(d, hn::Mul(x, x), again + i);
+    });
+  }
+}
+
+template <MlpActivation ACT, class T>
+void activation_as(T* out, const T* inputs, std::int64_t width, std::int64_t begin, std::int64_t end) {
+  if constexpr (ACT == MlpActivation::relu_squared)
+    relu_squared_as(out, inputs, width, begin, end);
+  else
+    swiglu_as<ACT>(out, inputs, width, begin, end);
+}
+template <MlpActivation ACT, class T>
+void activation_grad_as(T* dinputs, T* activated, const T* dout, const T* inputs, std::int64_t width,
+                        std::int64_t begin, std::int64_t end) {
+  if constexpr (ACT == MlpActivation::relu_squared)
+    relu_squared_grad_as(dinputs, activated, dout, inputs, width, begin, end);
+  else
+    swiglu_grad_as<ACT>(dinputs, activated, dout, inputs, width, begin, end);
+}
+
+template <MlpActivation ACT>
+void swiglu_rows_of(const Tensor& out, const Tensor& gate_up, std::int64_t begin, std::int64_t end) {
+  if (out.dtype() == DType::bf16)
+    activation_as<ACT>(out.as<bf16>(), gate_up.as<bf16>(), out.dim(1), begin, end);
+  else
+    activation_as<ACT>(out.as<float>(), gate_up.as<float>(), out.dim(1), begin, end);
+}
+
+template <MlpActivation ACT>
 void swiglu_grad_rows_of(const Tensor& dgate_up, const Tensor& activated, const Tensor& dout, const Tensor& gate_up,
                          std::int64_t begin, std::int64_t end) {
   const auto rows = [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    swiglu_grad_as<ACT>(dgate_up.as<T>(), activated ? activated.as<T>() : nullptr, dout.as<T>(), gate_up.as<T>(),
-                        dout.dim(1), begin, end);
+    activation_grad_as<ACT>(dgate_up.as<T>(), activated ? activated.as<T>() : nullptr, dout.as<T>(), gate_up.as<T>(),
+                            dout.dim(1), begin, end);
   };
   dout.dtype() == DType::bf16 ? rows(static_cast<bf16*>(nullptr)) : rows(static_cast<float*>(nullptr));
 }
 
-void swiglu_rows(Tensor out, Tensor gate_up, GateActivation activation, std::int64_t begin, std::int64_t end) {
-  if (activation == GateActivation::silu)
-    swiglu_rows_of<GateActivation::silu>(out, gate_up, begin, end);
-  else
-    swiglu_rows_of<GateActivation::gelu_tanh>(out, gate_up, begin, end);
+void swiglu_rows(Tensor out, Tensor gate_up, MlpActivation activation, std::int64_t begin, std::int64_t end) {
+  switch (activation) {
+    case MlpActivation::silu:
+      return swiglu_rows_of<MlpActivation::silu>(out, gate_up, begin, end);
+    case MlpActivation::gelu_tanh:
+      return swiglu_rows_of<MlpActivation::gelu_tanh>(out, gate_up, begin, end);
+    case MlpActivation::relu_squared:
+      return swiglu_rows_of<MlpActivation::relu_squared>(out, gate_up, begin, end);
+  }
 }
 
-void swiglu_grad_rows(Tensor dgate_up, Tensor activated, Tensor dout, Tensor gate_up, GateActivation activation,
+void swiglu_grad_rows(Tensor dgate_up, Tensor activated, Tensor dout, Tensor gate_up, MlpActivation activation,
                       std::int64_t begin, std::int64_t end) {
-  if (activation == GateActivation::silu)
-    swiglu_grad_rows_of<GateActivation::silu>(dgate_up, activated, dout, gate_up, begin, end);
-  else
-    swiglu_grad_rows_of<GateActivation::gelu_tanh>(dgate_up, activated, dout, gate_up, begin, end);
+  switch (activation) {
+    case MlpActivation::silu:
+      return swiglu_grad_rows_of<MlpActivation::silu>(dgate_up, activated, dout, gate_up, begin, end);
+    case MlpActivation::gelu_tanh:
+      return swiglu_grad_rows_of<MlpActivation::gelu_tanh>(dgate_up, activated, dout, gate_up, begin, end);
+    case MlpActivation::relu_squared:
+      return swiglu_grad_rows_of<MlpActivation::relu_squared>(dgate_up, activated, dout, gate_up, begin, end);
+  }
 }
 
 }  // namespace HWY_NAMESPACE
@@ -120,14 +177,14 @@ namespace {
 HWY_EXPORT(swiglu_rows);
 HWY_EXPORT(swiglu_grad_rows);
 
-void swiglu(ThreadPool& pool, const Tensor& out, const Tensor& gate_up, GateActivation activation) {
+void swiglu(ThreadPool& pool, const Tensor& out, const Tensor& gate_up, MlpActivation activation) {
   pool.parallel_for(out.dim(0), row_grain(out.dim(1)), [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(swiglu_rows)(out, gate_up, activation, begin, end);
   });
 }
 
 void swiglu_grad(ThreadPool& pool, const Tensor& dgate_up, const Tensor& dout, const Tensor& gate_up,
-                 const Tensor& activated, GateActivation activation) {
+                 const Tensor& activated, MlpActivation activation) {
   pool.parallel_for(dout.dim(0), row_grain(dout.dim(1)), [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(swiglu_grad_rows)(dgate_up, activated, dout, gate_up, activation, begin, end);
   });
@@ -136,25 +193,25 @@ void swiglu_grad(ThreadPool& pool, const Tensor& dgate_up, const Tensor& dout, c
 }  // namespace
 }  // namespace rows
 
-void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up, GateActivation activation) {
+void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up, MlpActivation activation) {
   const char* op = "swiglu";
   SO_CHECK(out.rank() == 2, "{}: out is {}", op, shape_string(out.shape()));
   expect_compute_dtype(op, "out", out.dtype());
   expect_tensor(op, "out", out, out.dtype(), {out.dim(0), out.dim(1)});
-  expect_tensor(op, "gate_up", gate_up, out.dtype(), {out.dim(0), 2 * out.dim(1)});
+  expect_tensor(op, "gate_up", gate_up, out.dtype(), {out.dim(0), inputs_of(activation) * out.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("swiglu", WorkCategory::memory_bound,
                       [=, &pool] { rows::swiglu(pool, out, gate_up, activation); });
 }
 
 void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
-                         GateActivation activation) {
+                         MlpActivation activation) {
   const char* op = "swiglu_grad";
   SO_CHECK(dout.rank() == 2, "{}: dout is {}", op, shape_string(dout.shape()));
   expect_compute_dtype(op, "dout", dout.dtype());
   expect_tensor(op, "dout", dout, dout.dtype(), {dout.dim(0), dout.dim(1)});
-  expect_tensor(op, "gate_up", gate_up, dout.dtype(), {dout.dim(0), 2 * dout.dim(1)});
-  expect_tensor(op, "dgate_up", dgate_up, dout.dtype(), {dout.dim(0), 2 * dout.dim(1)});
+  expect_tensor(op, "gate_up", gate_up, dout.dtype(), {dout.dim(0), inputs_of(activation) * dout.dim(1)});
+  expect_tensor(op, "dgate_up", dgate_up, dout.dtype(), {dout.dim(0), inputs_of(activation) * dout.dim(1)});
   if (activated) expect_tensor(op, "activated", activated, dout.dtype(), {dout.dim(0), dout.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("swiglu_grad", WorkCategory::memory_bound,

@@ -16,8 +16,10 @@ HWY_BEFORE_NAMESPACE();
 namespace so::rows {
 namespace HWY_NAMESPACE {
 
-// Where the columns i, i + 1, ... of gate and up lie in a row: side by side, or one of each in turn.
+// Where the columns i, i + 1, ... of gate and up lie in a row: side by side, or one of each in turn, or there is no
+// gate. `inputs`: columns of a row for each of the activation.
 struct Halves {
+  static constexpr std::int64_t inputs = 2;
   std::int64_t width;
   template <class D, class T>
   HWY_INLINE void get(D d, const T* row, std::int64_t i, hn::Vec<D>& gate, hn::Vec<D>& up) const {
@@ -31,6 +33,7 @@ struct Halves {
   }
 };
 struct InTurn {
+  static constexpr std::int64_t inputs = 2;
   template <class D>
   HWY_INLINE void get(D d, const float* row, std::int64_t i, hn::Vec<D>& gate, hn::Vec<D>& up) const {
     hn::LoadInterleaved2(d, row + 2 * i, gate, up);
@@ -52,6 +55,19 @@ struct InTurn {
   HWY_INLINE void put(D d, bf16* row, std::int64_t i, hn::Vec<D> gate, hn::Vec<D> up) const {
     const hn::Rebind<std::uint16_t, D> du16;
     hn::StoreInterleaved2(round(d, gate), round(d, up), du16, reinterpret_cast<std::uint16_t*>(row + 2 * i));
+  }
+};
+
+struct UpAlone {
+  static constexpr std::int64_t inputs = 1;
+  template <class D, class T>
+  HWY_INLINE void get(D d, const T* row, std::int64_t i, hn::Vec<D>& gate, hn::Vec<D>& up) const {
+    gate = hn::Zero(d);
+    up = load(d, row + i);
+  }
+  template <class D, class T>
+  HWY_INLINE void put(D d, T* row, std::int64_t i, hn::Vec<D>, hn::Vec<D> up) const {
+    store(d, up, row + i);
   }
 };
 
@@ -128,7 +144,23 @@ struct Clamped {
   }
 };
 
-// gate and up of a row, with the bias [2F] if there is one.
+// Of NaN comes NaN: comparing is false.
+struct ReluSquared {
+  template <class D>
+  HWY_INLINE hn::Vec<D> value(D d, hn::Vec<D>, hn::Vec<D> up) const {
+    const auto x = hn::IfThenElse(hn::Lt(up, hn::Zero(d)), hn::Zero(d), up);
+    return hn::Mul(x, x);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> grad(D d, hn::Vec<D>, hn::Vec<D> up, hn::Vec<D>& dgate, hn::Vec<D>& dup) const {
+    const auto x = hn::IfThenElse(hn::Lt(up, hn::Zero(d)), hn::Zero(d), up);
+    dgate = hn::Zero(d);
+    dup = hn::Add(x, x);
+    return hn::Mul(x, x);
+  }
+};
+
+// gate and up of a row, with the bias of its expert if there is one.
 template <class Columns, class D, class T>
 HWY_INLINE void get_biased(const Columns& columns, D d, const T* row, const T* bias, std::int64_t i, hn::Vec<D>& gate,
                            hn::Vec<D>& up) {
@@ -152,7 +184,7 @@ void value_rows(Tensor out, Tensor gate_up, Tensor bias, const Routing& routing,
                 const Activation& activation, std::int64_t begin, std::int64_t end) {
   const std::int64_t width = out.dim(1);
   for (std::int64_t r = begin; r < end; ++r) {
-    const T *row = gate_up.as<T>() + r * 2 * width, *row_bias = bias_of_row<T>(bias, routing, r);
+    const T *row = gate_up.as<T>() + r * Columns::inputs * width, *row_bias = bias_of_row<T>(bias, routing, r);
     T* to = out.as<T>() + r * width;
     const float weight = routing.weights.as<float>()[r];
     for_row(width, [&](auto d, std::int64_t i) HWY_ATTR {
@@ -170,9 +202,9 @@ void grad_rows(Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout, 
                std::int64_t begin, std::int64_t end) {
   const std::int64_t width = dout.dim(1);
   for (std::int64_t r = begin; r < end; ++r) {
-    const T *row = gate_up.as<T>() + r * 2 * width, *row_bias = bias_of_row<T>(bias, routing, r);
+    const T *row = gate_up.as<T>() + r * Columns::inputs * width, *row_bias = bias_of_row<T>(bias, routing, r);
     const T* dy = dout.as<T>() + r * width;
-    T *to = dgate_up.as<T>() + r * 2 * width, *again = activated.as<T>() + r * width;
+    T *to = dgate_up.as<T>() + r * Columns::inputs * width, *again = activated.as<T>() + r * width;
     const float weight = routing.weights.as<float>()[r];
     const float dot = sum_row(width, [&](auto d, std::int64_t i) HWY_ATTR {
       auto gate = hn::Undefined(d), up = hn::Undefined(d), dgate = hn::Undefined(d), dup = hn::Undefined(d);
@@ -196,6 +228,8 @@ HWY_INLINE void with_kind(DType dtype, const ExpertActivation& activation, std::
       rows(t, Halves{width}, Swiglu{});
     else if (activation.kind == ExpertActivation::Kind::geglu)
       rows(t, Halves{width}, Geglu{});
+    else if (activation.kind == ExpertActivation::Kind::relu_squared)
+      rows(t, UpAlone{}, ReluSquared{});
     else
       rows(t, InTurn{}, Clamped{activation.limit});
   };

@@ -40,9 +40,9 @@ class CudaOps final : public Ops {
   void sum_heads(Stream&, Heads out, Heads in) override;
   void attention(Stream&, const Attention&) override;
   void attention_grad(Stream&, const AttentionGrad&) override;
-  void swiglu(Stream&, Tensor out, Tensor gate_up, GateActivation activation) override;
+  void swiglu(Stream&, Tensor out, Tensor gate_up, MlpActivation activation) override;
   void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
-                   GateActivation activation) override;
+                   MlpActivation activation) override;
   void sigmoid_gate(Stream&, Heads out, Heads x, Heads gate) override;
   void sigmoid_gate_grad(Stream&, const SigmoidGateGrad&) override;
   void gated_norm(Stream&, Heads out, Heads x, Heads gate, HeadNorm norm) override;

@@ -14,9 +14,10 @@ using namespace kernel;
 
 constexpr int threads = 256, warps = threads / warp;
 
-// Where the columns i, i + 1, ... of gate and up lie in a row of 2 width: side by side, N of each an access.
+// Where the columns i, i + 1, ... of gate and up lie in a row of `inputs` width: side by side, N of each an access.
 template <class T, int N>
 struct Halves {
+  static constexpr int inputs = 2;
   Words<T, N> gate, up;
 
   __device__ void read(const T* row, std::int64_t width, std::int64_t i) {
@@ -36,6 +37,7 @@ struct Halves {
 // One of each in turn, N pairs an access.
 template <class T, int N>
 struct InTurn {
+  static constexpr int inputs = 2;
   Words<T, 2 * N> pairs;
 
   __device__ void read(const T* row, std::int64_t, std::int64_t i) {
@@ -65,6 +67,23 @@ struct InTurn {
       store<1>(row + 2 * i, g);
       store<1>(row + 2 * i + 1, u);
     }
+  }
+};
+
+// There is no gate.
+template <class T, int N>
+struct UpAlone {
+  static constexpr int inputs = 1;
+  Words<T, N> up;
+
+  __device__ void read(const T* row, std::int64_t, std::int64_t i) { up = fetch<N>(row + i); }
+  __device__ void get(float (&g)[N], float (&u)[N]) const {
+    widen<T>(u, up);
+#pragma unroll
+    for (int j = 0; j < N; ++j) g[j] = 0;
+  }
+  __device__ static void write(T* row, std::int64_t, std::int64_t i, const float (&)[N], const float (&u)[N]) {
+    store<N>(row + i, u);
   }
 };
 
@@ -111,6 +130,16 @@ struct Clamped {
   }
 };
 
+// Of NaN comes NaN: comparing is false.
+struct ReluSquared {
+  template <class T>
+  __device__ float operator()(float&, float& up) const {
+    const float x = up < 0 ? 0.0f : up;
+    up = x + x;
+    return x * x;
+  }
+};
+
 template <class T>
 struct Arguments {
   T *out, *dgate_up;  // out: of the gradient, `activated`
@@ -130,8 +159,9 @@ __global__ void __launch_bounds__(threads, GRAD ? 3 : 4) activation_kernel(Argum
   const int lane = threadIdx.x % warp;
   const std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / warp;
   if (r >= a.rows) return;
-  const T* row = a.gate_up + r * 2 * a.width;
-  const T* row_bias = a.bias ? a.bias + expert_of(a.offsets, a.experts, r) * 2 * a.width : nullptr;
+  const std::int64_t row_width = Columns<T, N>::inputs * a.width;
+  const T* row = a.gate_up + r * row_width;
+  const T* row_bias = a.bias ? a.bias + expert_of(a.offsets, a.experts, r) * row_width : nullptr;
   const float weight = a.weights[r];
   float dot = 0;
   for (std::int64_t begin = lane * N; begin < a.width; begin += PACKS * warp * N) {
@@ -168,7 +198,7 @@ __global__ void __launch_bounds__(threads, GRAD ? 3 : 4) activation_kernel(Argum
             gate[j] *= scaled;
             up[j] *= scaled;
           }
-          Columns<T, N>::write(a.dgate_up + r * 2 * a.width, a.width, i, gate, up);
+          Columns<T, N>::write(a.dgate_up + r * row_width, a.width, i, gate, up);
         }
 #pragma unroll
         for (int j = 0; j < N; ++j) y[j] *= weight;
@@ -196,7 +226,11 @@ void launch(const Arguments<T>& a, const ExpertActivation& activation, cudaStrea
     const auto in_halves = [&](auto kind) {
       packs ? launch<T, N, 2, Halves, GRAD>(a, kind, on) : launch<T, 1, 4, Halves, GRAD>(a, kind, on);
     };
-    activation.kind == ExpertActivation::Kind::swiglu ? in_halves(Swiglu{}) : in_halves(Geglu{});
+    if (activation.kind == ExpertActivation::Kind::relu_squared)
+      packs ? launch<T, N, 2, UpAlone, GRAD>(a, ReluSquared{}, on)
+            : launch<T, 1, 4, UpAlone, GRAD>(a, ReluSquared{}, on);
+    else
+      activation.kind == ExpertActivation::Kind::swiglu ? in_halves(Swiglu{}) : in_halves(Geglu{});
   } else {
     constexpr int N = pack_size<T> / 2;
     if (rows_aligned<T, N>(a.width, a.out, a.dout) &&

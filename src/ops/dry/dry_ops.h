@@ -34,8 +34,8 @@ class DryOps final : public Ops {
   void sum_heads(Stream&, Heads, Heads) override {}
   void attention(Stream&, const Attention&) override {}
   void attention_grad(Stream&, const AttentionGrad&) override {}
-  void swiglu(Stream&, Tensor, Tensor, GateActivation) override {}
-  void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor, GateActivation) override {}
+  void swiglu(Stream&, Tensor, Tensor, MlpActivation) override {}
+  void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor, MlpActivation) override {}
   void sigmoid_gate(Stream&, Heads, Heads, Heads) override {}
   void sigmoid_gate_grad(Stream&, const SigmoidGateGrad&) override {}
   void gated_norm(Stream&, Heads, Heads, Heads, HeadNorm) override {}
