@@ -30,8 +30,11 @@ Counts count(std::span<const std::int32_t> cu_seqlens, std::int64_t window) {
 
 double mixing_flops(const DecoderSpec& spec, std::int64_t layer, std::span<const std::int32_t> cu_seqlens) {
   const auto [tokens, pairs] = count(cu_seqlens, spec.layer(layer).window);
-  return spec.is_delta(layer) ? 8 * static_cast<double>(spec.delta.v_width() * spec.delta.k_dim) * tokens
-                              : 4 * static_cast<double>(spec.shape(layer).q_width()) * pairs;
+  if (!spec.has_mixer(layer)) return 0;
+  if (spec.is_delta(layer)) return 8 * static_cast<double>(spec.delta.v_width() * spec.delta.k_dim) * tokens;
+  if (spec.is_state_space(layer))
+    return 4 * static_cast<double>(spec.state_space.width() * spec.state_space.state) * tokens;
+  return 4 * static_cast<double>(spec.shape(layer).q_width()) * pairs;
 }
 
 double attention_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t window) {
@@ -115,7 +118,7 @@ double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t 
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     if (spec.layer(layer).experts)
       parameters[static_cast<std::size_t>(layer_unit(layer))] -=
-          (x.count - x.per_token) * 3 * spec.hidden * x.intermediate;
+          (x.count - x.per_token) * spec.mlp_matrices() * spec.hidden * x.intermediate;
   // The product of tied embeddings is the head's.
   if (spec.tied_embeddings) parameters.back() += std::exchange(parameters.front(), 0);
   double products = 0, attention = 0;  // the sums of c P and c H
@@ -124,7 +127,7 @@ double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t 
     const double without_gradients = part.runs ? (recompute ? 3 : 2) : 1;
     products += (without_gradients + (part.runs ? part.weights : 0)) * static_cast<double>(parameters[unit]);
     const bool layer = unit > 0 && unit + 1 < parameters.size();
-    if (layer && !spec.is_delta(static_cast<std::int64_t>(unit) - 1))
+    if (layer && spec.attends(static_cast<std::int64_t>(unit) - 1))
       attention += (without_gradients + (part.runs ? 1 : 0)) * static_cast<double>(spec.hidden);
   }
   const auto s = static_cast<double>(row_length);

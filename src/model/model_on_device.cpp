@@ -33,12 +33,16 @@ struct CacheLayout {
   CacheLayout(std::byte* memory, const DecoderSpec& spec, DType activations, std::int64_t rows) : memory_(memory) {
     if (rows == 0) return;
     const DeltaSpec& d = spec.delta;
+    const StateSpaceSpec& space = spec.state_space;
     for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
       LayerCache& of_layer = cache.layers.emplace_back();
       if (spec.is_delta(layer)) {
         of_layer.state = take(DType::f32, {d.v_heads, d.k_dim, d.v_dim});
         of_layer.convolution = take(activations, {d.convolution - 1, d.convolved_width()});
-      } else if (spec.layer(layer).keys_of < 0) {
+      } else if (spec.is_state_space(layer)) {
+        of_layer.state = take(DType::f32, {space.heads, space.state, space.head_dim});
+        of_layer.convolution = take(activations, {space.convolution - 1, space.convolved_width()});
+      } else if (spec.attends(layer) && spec.layer(layer).keys_of < 0) {
         of_layer.keys_values = take(activations, {rows, 2 * spec.shape(layer).kv_width()});
       }
     }

@@ -23,10 +23,14 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   const ExpertSpec& x = s.experts;
   const DeltaSpec& d = s.delta;
   const LatentSpec& l = s.latent;
-  const bool delta = s.is_delta(layer), latent = s.is_latent(layer), attends = !delta && !latent,
-             has_keys = attends && !shape.takes_keys, has_values = has_keys && !shape.keys_are_values;
-  const bool experts = s.layer(layer).experts, dense = !experts, expert_biases = experts && x.biases;
+  const StateSpaceSpec& m = s.state_space;
+  const bool delta = s.is_delta(layer), latent = s.is_latent(layer), space = s.is_state_space(layer),
+             attends = s.attends(layer) && !latent, has_keys = attends && !shape.takes_keys,
+             has_values = has_keys && !shape.keys_are_values, mixer = s.has_mixer(layer), mlp = s.layer(layer).mlp;
+  const bool experts = s.layer(layer).experts, dense = mlp && !experts, expert_biases = experts && x.biases;
   const bool stacked = experts && x.stacked, one_by_one = experts && !x.stacked;
+  const std::int64_t inputs = inputs_of(s.gate);  // of an MLP, for each column of its activation
+  const bool gates = inputs > 1;
   const bool shared = experts && x.shared_intermediate > 0;
   const bool qk_norms = s.qk_norm || s.projection_norm, layer_inputs = s.layer_input > 0;
   // A weight of all experts, from `in` to `out` columns.
@@ -46,13 +50,14 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::layer_scale:
       return {.present = s.layer_scales, .decay = false, .trained = false, .dims = {1}};
     case Role::input_norm:
+      return {.present = mixer && s.input_norms, .decay = false, .dims = {h}};
     case Role::mlp_norm:
-      return {.present = s.input_norms, .decay = false, .dims = {h}};
+      return {.present = mlp && s.input_norms, .decay = false, .dims = {h}};
     case Role::attention_output_norm:
     case Role::mlp_output_norm:
       return {.present = s.output_norms, .decay = false, .dims = {h}};
     case Role::final_norm:
-      return {.decay = false, .dims = {h}};
+      return {.decay = s.final_norm_decays, .dims = {h}};
     case Role::q:
       return {.present = attends, .dims = {shape.projected_q_width(), h}};
     case Role::k:
@@ -86,9 +91,9 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::kv_heads:
       return {.present = latent, .dims = {s.heads * (l.still_dim + l.v_dim), l.kv_rank}};
     case Role::o:
-      return {.present = !delta, .dims = {h, s.mixed_width(layer)}};
+      return {.present = attends || latent, .dims = {h, s.mixed_width(layer)}};
     case Role::o_bias:
-      return {.present = !delta && s.o_bias, .decay = false, .dims = {h}};
+      return {.present = (attends || latent) && s.o_bias, .decay = false, .dims = {h}};
     case Role::delta_qkv:
       return {.present = delta && !d.by_key_head, .dims = {d.convolved_width(), h}};
     case Role::delta_z:
@@ -110,16 +115,31 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
       return {.present = delta, .decay = false, .dims = {d.v_dim}};
     case Role::delta_out:
       return {.present = delta, .dims = {h, d.v_width()}};
+    case Role::space_in:
+      return {.present = space, .dims = {m.projected_width(), h}};
+    case Role::space_convolution:
+      return {.present = space, .dims = {m.convolved_width(), 1, m.convolution}};
+    case Role::space_convolution_bias:
+      return {.present = space && m.convolution_bias, .decay = false, .dims = {m.convolved_width()}};
+    case Role::space_dt_bias:
+      return {.present = space, .decay = false, .dims = {m.heads}};
+    case Role::space_a_log:
+    case Role::space_skip:
+      return {.present = space, .dims = {m.heads}};
+    case Role::space_norm:
+      return {.present = space, .decay = false, .dims = {m.width()}};
+    case Role::space_out:
+      return {.present = space, .dims = {h, m.width()}};
     case Role::gate:
-      return {.present = dense, .dims = {f, h}};
+      return {.present = dense && gates, .dims = {f, h}};
     case Role::up:
-      return {.present = dense, .joined = true, .dims = {f, h}};
+      return {.present = dense, .joined = gates, .dims = {f, h}};
     case Role::gate_up:
-      return {.present = dense, .dims = {2 * f, h}};
+      return {.present = dense, .dims = {inputs * f, h}};
     case Role::gate_bias:
-      return {.present = dense && s.mlp_bias, .decay = false, .dims = {f}};
+      return {.present = dense && gates && s.mlp_bias, .decay = false, .dims = {f}};
     case Role::up_bias:
-      return {.present = dense && s.mlp_bias, .decay = false, .joined = true, .dims = {f}};
+      return {.present = dense && s.mlp_bias, .decay = false, .joined = gates, .dims = {f}};
     case Role::down:
       return {.present = dense, .dims = {h, f}};
     case Role::down_bias:
@@ -131,22 +151,23 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::selection_bias:
       return {.present = false};
     case Role::expert_gate:
+      return {.present = one_by_one && gates, .joined = true, .dims = {x.intermediate, h}};
     case Role::expert_up:
       return {.present = one_by_one, .joined = true, .dims = {x.intermediate, h}};
     case Role::expert_down:
       return {.present = one_by_one, .joined = true, .dims = {h, x.intermediate}};
     case Role::experts_gate_up:
-      return of_all(h, 2 * x.intermediate);
+      return of_all(h, inputs * x.intermediate);
     case Role::experts_gate_up_bias:
-      return {.present = expert_biases, .decay = false, .dims = {x.count, 2 * x.intermediate}};
+      return {.present = expert_biases, .decay = false, .dims = {x.count, inputs * x.intermediate}};
     case Role::experts_down:
       return of_all(x.intermediate, h);
     case Role::experts_down_bias:
       return {.present = expert_biases, .decay = false, .dims = {x.count, h}};
     case Role::shared_gate:
-      return {.present = shared, .dims = {x.shared_intermediate, h}};
+      return {.present = shared && gates, .dims = {x.shared_intermediate, h}};
     case Role::shared_up:
-      return {.present = shared, .joined = true, .dims = {x.shared_intermediate, h}};
+      return {.present = shared, .joined = gates, .dims = {x.shared_intermediate, h}};
     case Role::shared_down:
       return {.present = shared, .dims = {h, x.shared_intermediate}};
     case Role::shared_output_gate:
@@ -207,18 +228,20 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec) {
                           .joined = shape.joined && !first,
                           .trained = shape.trained});
   };
+  const bool gates = inputs_of(spec.gate) > 1;
   for (const Role role : below_layers) add(role, 0, 0);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) add(Role::layer_scale, 0, layer);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     for (const TensorName& row : family.names) {
       const int unit = layer_unit(layer);
-      if (row.role == Role::expert_gate || row.role == Role::expert_down) {
-        // One expert after another, so that they are one array; each one's gate before its up.
+      if (of_one_expert(row.role)) {
+        // One expert after another, so that they are one array; each one's gate before its up, if there are gates.
+        if (row.role == Role::expert_up && gates) continue;
         for (std::int64_t e = 0; e < spec.experts.count; ++e) {
           add(row.role, unit, layer, e, e == 0);
           if (row.role == Role::expert_gate) add(Role::expert_up, unit, layer, e);
         }
-      } else if (of_layer(row.role) && row.role != Role::expert_up) {
+      } else if (of_layer(row.role)) {
         add(row.role, unit, layer);
       }
     }
@@ -286,15 +309,24 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
   index.layer_input_table = joined(0, {{Role::layer_input_table}});
   index.layer_input_projection = joined(0, {{Role::layer_input_projection}});
   index.layer_input_norm = joined(0, {{Role::layer_input_norm}});
-  const std::int64_t experts = spec.experts.count;
+  const std::int64_t experts = spec.experts.count, inputs = inputs_of(spec.gate);
+  // Gate and up as files have them apart, or up alone.
+  const bool gates = inputs > 1;
+  const Role dense = gates ? Role::gate : Role::up, dense_bias = gates ? Role::gate_bias : Role::up_bias,
+             of_expert = gates ? Role::expert_gate : Role::expert_up,
+             of_shared = gates ? Role::shared_gate : Role::shared_up;
   for (std::int64_t l = 0; l < spec.layers; ++l) {
     const AttentionShape shape = spec.shape(l);
     const std::int64_t qkv = shape.takes_keys ? 1 : shape.keys_are_values ? 2 : 3;
     index.layers.push_back(
         {.scale = joined(l, {{Role::layer_scale}}),
          .input_norm = joined(l, {{Role::input_norm}}),
-         .qkv =
-             joined(l, {{Role::q, qkv}, {Role::qkv}, {Role::delta_qkv, 4}, {Role::delta_qkvz, 2}, {Role::q_latent, 2}}),
+         .qkv = joined(l, {{Role::q, qkv},
+                           {Role::qkv},
+                           {Role::delta_qkv, 4},
+                           {Role::delta_qkvz, 2},
+                           {Role::q_latent, 2},
+                           {Role::space_in}}),
          .qkv_bias = joined(l, {{Role::q_bias, qkv}}),
          .q_norm = joined(l, {{Role::q_norm}}),
          .k_norm = joined(l, {{Role::k_norm}}),
@@ -303,22 +335,24 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
          .q_heads = joined(l, {{Role::q_heads}}),
          .kv_latent_norm = joined(l, {{Role::kv_latent_norm}}),
          .kv_heads = joined(l, {{Role::kv_heads}}),
-         .o = joined(l, {{Role::o}, {Role::delta_out}}),
+         .o = joined(l, {{Role::o}, {Role::delta_out}, {Role::space_out}}),
          .o_bias = joined(l, {{Role::o_bias}}),
          .attention_output_norm = joined(l, {{Role::attention_output_norm}}),
          .mlp_norm = joined(l, {{Role::mlp_norm}}),
-         .convolution = joined(l, {{Role::delta_convolution}}),
-         .a_log = joined(l, {{Role::delta_a_log}}),
-         .dt_bias = joined(l, {{Role::delta_dt_bias}}),
-         .delta_norm = joined(l, {{Role::delta_norm}}),
+         .convolution = joined(l, {{Role::delta_convolution}, {Role::space_convolution}}),
+         .convolution_bias = joined(l, {{Role::space_convolution_bias}}),
+         .a_log = joined(l, {{Role::delta_a_log}, {Role::space_a_log}}),
+         .dt_bias = joined(l, {{Role::delta_dt_bias}, {Role::space_dt_bias}}),
+         .skip = joined(l, {{Role::space_skip}}),
+         .state_norm = joined(l, {{Role::delta_norm}, {Role::space_norm}}),
          .router = joined(l, {{Role::router}}),
          .router_bias = joined(l, {{Role::router_bias}}),
          .gate_up =
-             joined(l, {{Role::gate, 2}, {Role::gate_up}, {Role::expert_gate, 2 * experts}, {Role::experts_gate_up}}),
-         .gate_up_bias = joined(l, {{Role::gate_bias, 2}, {Role::experts_gate_up_bias}}),
+             joined(l, {{dense, inputs}, {Role::gate_up}, {of_expert, inputs * experts}, {Role::experts_gate_up}}),
+         .gate_up_bias = joined(l, {{dense_bias, inputs}, {Role::experts_gate_up_bias}}),
          .down = joined(l, {{Role::down}, {Role::expert_down, experts}, {Role::experts_down}}),
          .down_bias = joined(l, {{Role::down_bias}, {Role::experts_down_bias}}),
-         .shared_gate_up = joined(l, {{Role::shared_gate, 2}}),
+         .shared_gate_up = joined(l, {{of_shared, inputs}}),
          .shared_down = joined(l, {{Role::shared_down}}),
          .shared_output_gate = joined(l, {{Role::shared_output_gate}}),
          .shared_output_norm = joined(l, {{Role::shared_output_norm}}),
@@ -337,7 +371,8 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
 std::int64_t matmul_parameters(const DecoderSpec& s, std::int64_t layer) {
   const ExpertSpec& x = s.experts;
   const std::int64_t router = s.layer(layer).experts ? (x.count + (x.shared_gate ? 1 : 0)) * s.hidden : 0;
-  return (s.projected_width(layer) + s.mixed_width(layer) + 3 * s.mlp_width(layer) + 2 * s.layer_input) * s.hidden +
+  return (s.projected_width(layer) + s.mixed_width(layer) + s.mlp_matrices() * s.mlp_width(layer) + 2 * s.layer_input) *
+             s.hidden +
          s.latent_parameters(layer) + router;
 }
 

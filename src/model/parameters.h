@@ -48,8 +48,9 @@ struct ParameterIndex {
     Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks;
     Joined q_latent_norm, q_heads, kv_latent_norm, kv_heads;  // of a layer with latents, which are its qkv
     Joined o, o_bias, attention_output_norm, mlp_norm;
-    Joined convolution, a_log, dt_bias, delta_norm;  // of a delta layer, whose qkv and o are its first and last product
-    Joined router, router_bias;                      // in a layer with experts, whose next four are of all experts
+    // Of a delta layer or state space, whose qkv and o are its first and last product.
+    Joined convolution, convolution_bias, a_log, dt_bias, skip, state_norm;
+    Joined router, router_bias;  // in a layer with experts, whose next four are of all experts
     Joined gate_up, gate_up_bias, down, down_bias;
     Joined shared_gate_up, shared_down, shared_output_gate;
     Joined shared_output_norm, experts_input_norm, experts_output_norm, router_norm, expert_scale;

@@ -13,8 +13,9 @@ bool share_heads(const AttentionShape& shape, std::int64_t ranks) {
 
 bool share_layers(const DecoderSpec& spec, std::int64_t ranks) {
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
-    if (!spec.is_delta(layer) && !share_heads(spec.shape(layer), ranks)) return false;
-  return !spec.has_delta() || spec.delta.k_heads % ranks == 0;
+    if (spec.attends(layer) && !share_heads(spec.shape(layer), ranks)) return false;
+  return (!spec.has_delta() || spec.delta.k_heads % ranks == 0) &&
+         (!spec.has_state_space() || spec.state_space.groups % ranks == 0);
 }
 
 }  // namespace
@@ -41,12 +42,15 @@ void require_sequence_split(const DecoderSpec& spec, int ranks, const std::strin
     if (share_layers(spec, size)) sizes += fmt::format("{}{}", sizes.empty() ? "" : ", ", size);
   const std::string of_delta =
       spec.has_delta() ? fmt::format(", and in its delta layers {} key heads", spec.delta.k_heads) : std::string();
+  const std::string of_space = spec.has_state_space()
+                                   ? fmt::format(", and in its state spaces {} groups", spec.state_space.groups)
+                                   : std::string();
   const std::string of_global =
       spec.global_heads ? fmt::format(", {} in layers without a window", spec.global_heads->kv_heads) : std::string();
   fail(
       "--sequence_parallel_size {}: each rank attends with as many heads as any other, and {} has {} query and {} key "
-      "and value heads{}{}; use one of {}",
-      ranks, model, spec.heads, spec.kv_heads, of_global, of_delta, sizes);
+      "and value heads{}{}{}; use one of {}",
+      ranks, model, spec.heads, spec.kv_heads, of_global, of_delta, of_space, sizes);
 }
 
 }  // namespace so

@@ -90,8 +90,8 @@ struct ExpertSpec {
   bool stacked = false;
   ExpertLayout layout = ExpertLayout::out_in;
   ExpertActivation activation;
-  // Beside those chosen, every token goes to a shared expert, an MLP with SiLU; 0: there is none. With a gate its
-  // output counts sigmoid(<the token, a weight>).
+  // Beside those chosen, every token goes to a shared expert, an MLP with the activation of layers without experts; 0:
+  // there is none. With a gate its output counts sigmoid(<the token, a weight>).
   std::int64_t shared_intermediate = 0;
   bool shared_gate = false;
   // The shared expert is an MLP as layers without experts have it. It and the experts have norms of their own before
@@ -107,6 +107,8 @@ enum class TokenMixer : std::uint8_t {
   attention,
   gated_delta,  // a state that every token changes, behind a short convolution [Gated DeltaNet, Yang et al. 2024]
   latent,       // attention whose queries, keys and values are made of few columns a token [MLA, DeepSeek-AI 2024]
+  state_space,  // a state that decays and is added to, behind a short convolution [Mamba2, Dao & Gu 2024]
+  none,         // they do not: the layer is an MLP or experts alone
 };
 
 // Attention by latents, where a layer has it. A token's first product makes a latent of its queries, one of its keys
@@ -138,6 +140,22 @@ struct DeltaSpec {
   std::int64_t projected_width() const { return convolved_width() + v_width() + 2 * v_heads; }
 };
 
+// A state space, where a layer has one. Head h reads and writes with group h / (heads / groups).
+struct StateSpaceSpec {
+  std::int64_t heads = 0, head_dim = 0, groups = 0, state = 0;  // state: numbers of a head's state for each of head_dim
+  std::int64_t convolution = 0;  // tokens that its causal convolution sees, their own included
+  bool convolution_bias = false;
+  // Steps are at least as large as the first. The three say what the bias of steps is drawn from in a model that has no
+  // weights yet.
+  double least_step = 0, most_step = 0, floor_step = 0;
+
+  std::int64_t width() const { return heads * head_dim; }
+  // A token's projections lie in this order: the gate of the output, what is convolved (the values, and what each group
+  // writes and reads with), and a column of each head, for its step.
+  std::int64_t convolved_width() const { return width() + 2 * groups * state; }
+  std::int64_t projected_width() const { return width() + convolved_width() + heads; }
+};
+
 // Which rotation the queries and keys of a layer take.
 enum class LayerRotation : std::uint8_t {
   global,  // DecoderSpec::rope
@@ -150,6 +168,7 @@ struct LayerSpec {
   bool experts = false;
   LayerRotation rotation = LayerRotation::global;
   TokenMixer mixer = TokenMixer::attention;
+  bool mlp = true;  // whether there is a second block, an MLP or experts, or with TokenMixer::none an only one
   std::int64_t intermediate = 0;  // of its MLP; 0: DecoderSpec's
   // The layer below whose keys, rotated, and values it attends to, a layer with the same heads and window; -1: its own.
   std::int64_t keys_of = -1;
@@ -175,7 +194,7 @@ struct DecoderSpec {
   // Attention's output is multiplied by sigmoid(gate): each query head is followed by its gate.
   bool output_gate = false;
   bool tied_embeddings = false;
-  MlpActivation gate = MlpActivation::silu;  // of layers without experts
+  MlpActivation gate = MlpActivation::silu;  // of layers without experts; those of all layers have a gate, or none has
   double attention_scale = 0;                // multiplies q.k; 0: 1 / sqrt(head_dim)
   double embedding_scale = 1;                // multiplies the rows of the embedding table
   bool round_embedding_scale = false;        // to the activations' format, as that of layer_input's table
@@ -184,6 +203,7 @@ struct DecoderSpec {
   double logits_cap = 0;                     // above 0, logits become cap tanh(logits / cap)
   // A layer's output, what came in included, is multiplied by a number of its own, which is not trained.
   bool layer_scales = false;
+  bool final_norm_decays = false;  // the last norm's weight decays as matrices do, since transformers goes by names
   // Above 0, every layer ends with a part that reads so many numbers of each token, which are the layer's own. They are
   // made below the layers, of a table's rows and of the embedding (decoder/layer_inputs.h). [Gemma 3n]
   std::int64_t layer_input = 0;
@@ -193,6 +213,7 @@ struct DecoderSpec {
   ExpertSpec experts;
   DeltaSpec delta;
   LatentSpec latent;
+  StateSpaceSpec state_space;
   std::vector<LayerSpec> layer_specs;  // by layer; empty: every layer is a plain one
   double initializer_range = 0.02;
   // The values of ExpertSpec::selection_bias as the model's files have them, [layers, experts.count] with zeros for
@@ -238,9 +259,20 @@ struct DecoderSpec {
     return false;
   }
   bool is_latent(std::int64_t i) const { return layer(i).mixer == TokenMixer::latent; }
+  bool is_state_space(std::int64_t i) const { return layer(i).mixer == TokenMixer::state_space; }
+  bool has_state_space() const {
+    for (const LayerSpec& l : layer_specs)
+      if (l.mixer == TokenMixer::state_space) return true;
+    return false;
+  }
+  // Whether a layer's tokens attend to others, and so whether it has keys and values in a cache.
+  bool attends(std::int64_t i) const { return layer(i).mixer == TokenMixer::attention || is_latent(i); }
+  bool has_mixer(std::int64_t i) const { return layer(i).mixer != TokenMixer::none; }
   // Columns that the first product of a layer makes of a token, and that its tokens' mixer gives to the last.
   std::int64_t projected_width(std::int64_t i) const {
+    if (!has_mixer(i)) return 0;
     if (is_latent(i)) return latent.projected_width();
+    if (is_state_space(i)) return state_space.projected_width();
     return is_delta(i) ? delta.projected_width() : shape(i).qkv_width();
   }
   // Parameters of a layer's second products, which make heads of latents.
@@ -248,20 +280,31 @@ struct DecoderSpec {
     if (!is_latent(i)) return 0;
     return latent.q_rank * shape(i).q_width() + latent.kv_rank * heads * (latent.still_dim + latent.v_dim);
   }
-  std::int64_t mixed_width(std::int64_t i) const { return is_delta(i) ? delta.v_width() : shape(i).q_width(); }
+  std::int64_t mixed_width(std::int64_t i) const {
+    if (!has_mixer(i)) return 0;
+    if (is_state_space(i)) return state_space.width();
+    return is_delta(i) ? delta.v_width() : shape(i).q_width();
+  }
   std::int64_t expert_layers() const {
     std::int64_t n = 0;
     for (const LayerSpec& l : layer_specs) n += l.experts;
     return n;
   }
+  std::int64_t dense_layers() const {  // with an MLP, and no experts in its place
+    std::int64_t n = 0;
+    for (std::int64_t i = 0; i < layers; ++i) n += layer(i).mlp && !layer(i).experts;
+    return n;
+  }
   // Numbers of a token that its layers read besides the stream, of all layers.
   std::int64_t layer_inputs_width() const { return layers * layer_input; }
-  // Columns of gate, and of up, of a layer without experts.
+  // Matrices of an MLP: gate and up, or up alone, and down.
+  std::int64_t mlp_matrices() const { return inputs_of(gate) + 1; }
+  // Columns of up, and of gate if there is one, of a layer without experts.
   std::int64_t dense_width(std::int64_t i) const {
     const std::int64_t own = layer(i).intermediate;
-    return own > 0 ? own : intermediate;
+    return !layer(i).mlp ? 0 : own > 0 ? own : intermediate;
   }
-  // Columns of gate, and of up, that one token has in a layer: in a shared expert, and in all.
+  // Columns of up that one token has in a layer: in a shared expert, and in all.
   std::int64_t shared_width(std::int64_t i) const { return layer(i).experts ? experts.shared_intermediate : 0; }
   std::int64_t mlp_width(std::int64_t i) const {
     return layer(i).experts ? experts.per_token * experts.intermediate + experts.shared_intermediate : dense_width(i);

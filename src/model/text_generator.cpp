@@ -67,7 +67,8 @@ Answer TextGenerator::answer(const Tokenizer& tokenizer, std::span<const std::in
   // The last token is always read, since its logits are wanted.
   const auto [mine, theirs] = std::mismatch(read_.begin(), read_.end(), prompt.begin(), prompt.end());
   auto known = std::min(static_cast<std::size_t>(mine - read_.begin()), prompt.size() - 1);
-  if (known < read_.size() && model_.decoder().spec().has_delta()) known = 0;  // a state cannot go back
+  const DecoderSpec& spec = model_.decoder().spec();
+  if (known < read_.size() && (spec.has_delta() || spec.has_state_space())) known = 0;  // a state cannot go back
   read_.resize(known);
   model_.cache().used = static_cast<std::int64_t>(known);
 

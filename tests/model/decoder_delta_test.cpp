@@ -1,4 +1,4 @@
-// Gated delta layers and attention by latents: what must not be carried from a document to the next.
+// Gated delta layers, state spaces and attention by latents: what must not be carried from a document to the next.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,7 +42,8 @@ class DeltaTest : public testing::TestWithParam<const char*> {
   const ModelFixture fixture{GetParam()};
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, DeltaTest, testing::Values("qwen3-5", "qwen3-5-bias", "qwen3-next", "glm4-moe-lite"),
+INSTANTIATE_TEST_SUITE_P(Models, DeltaTest,
+                         testing::Values("qwen3-5", "qwen3-5-bias", "qwen3-next", "glm4-moe-lite", "nemotron-h"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -105,7 +106,7 @@ TEST_P(DeltaTest, GradientsGoNoFurtherThanTheirDocument) {
   const auto gradients = [&](std::span<const Document> batch) {
     return DecoderRig(cpu.stream(), cpu.ops(), fixture, {model_formats(DType::bf16), {}, 16})
         .step({HostBatch::join(batch)}, 0.25)
-        .gradients.at("model.embed_tokens.weight");
+        .gradients.at(fixture.layout.parameter(0).name);
   };
   std::reverse(documents.begin() + 1, documents.end());
   const std::vector<float> together = gradients(documents);

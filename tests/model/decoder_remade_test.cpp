@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Models, RemadeTest,
                                          "qwen3-moe", "qwen3-moe-balance", "mixtral-v4", "gpt-oss", "seed-oss",
                                          "smollm3-v4", "olmo2-v4", "olmo3", "granite-v4", "glm4-v4", "gemma3-v4",
                                          "ministral3", "qwen3-5", "qwen3-5-bias", "qwen3-5-moe", "qwen3-next", "gemma4",
-                                         "gemma4-moe", "gemma4-vision", "gemma4-e", "glm4-moe-lite"),
+                                         "gemma4-moe", "gemma4-vision", "gemma4-e", "glm4-moe-lite", "nemotron-h"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -139,10 +139,9 @@ TEST(RemadeInputs, BeginWhereTrainingDoes) {
   EXPECT_EQ(remade_inputs({K::input, K::nothing, K::host, K::nothing}),
             (std::vector<bool>{false, false, true, false, false, false}));
   Rig cpu;
-  for (const char* name : {"qwen3-untied-v4", "gpt-oss"})
-    for (const std::vector<std::string>& frozen :
-         {std::vector<std::string>{"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.*"},
-          std::vector<std::string>{"model.layers.4.*", "*norm.weight"}}) {
+  for (const char* name : {"qwen3-untied-v4", "gpt-oss", "nemotron-h"})
+    for (const std::vector<std::string>& frozen : {std::vector<std::string>{"*.embed*", "*.layers.0.*", "*.layers.1.*"},
+                                                   std::vector<std::string>{"*.layers.4.*", "*norm.weight"}}) {
       const ModelFixture fixture = ModelFixture::deep(name, layers, {frozen});
       const HostBatch batch = HostBatch::join(fixture.batch());
       const auto step = [&](const std::vector<Keep>& keep) {

@@ -104,8 +104,9 @@ struct ModelFixture {
       spec.selection_biases.insert(spec.selection_biases.end(), from, from + static_cast<std::ptrdiff_t>(row));
     }
     fixture.layout = ParameterLayout(make_parameters(spec, rules));
+    const std::string first = fixture.layout.parameter(fixture.layout.unit_parameters(1).first).name,
+                      prefix = first.substr(0, first.find(".0.") + 1);
     for (const Parameter& parameter : fixture.layout.parameters()) {
-      const std::string prefix = "model.layers.";
       if (!parameter.name.starts_with(prefix)) {
         if (StoredTensor& stored = fixture.weights.at(parameter.name); stored.shape != parameter.shape)
           stored = repeated(stored, parameter.shape);
@@ -345,7 +346,10 @@ class DecoderRig {
       if (spec.is_delta(layer)) {
         of_layer.state = take(DType::f32, {spec.delta.v_heads, spec.delta.k_dim, spec.delta.v_dim});
         of_layer.convolution = take(t, {spec.delta.convolution - 1, spec.delta.convolved_width()});
-      } else {
+      } else if (const StateSpaceSpec& space = spec.state_space; spec.is_state_space(layer)) {
+        of_layer.state = take(DType::f32, {space.heads, space.state, space.head_dim});
+        of_layer.convolution = take(t, {space.convolution - 1, space.convolved_width()});
+      } else if (spec.attends(layer)) {
         of_layer.keys_values = take(t, {capacity, 2 * spec.shape(layer).kv_width()});
       }
     }

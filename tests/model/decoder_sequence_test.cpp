@@ -95,15 +95,15 @@ class SequenceTest : public testing::TestWithParam<const char*> {
     for (const int ranks : {2, most_ranks()})
       expect_same(split_step(fixture, settings, batch, ranks), whole, what + ", ranks: " + std::to_string(ranks));
   }
-  // Delta layers have two key heads, which ranks do not share.
-  int most_ranks() const { return fixture.spec.has_delta() ? 2 : 4; }
+  // Delta layers have two key heads and state spaces two groups, which ranks do not share.
+  int most_ranks() const { return fixture.spec.has_delta() || fixture.spec.has_state_space() ? 2 : 4; }
   const ModelFixture fixture{GetParam()};
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, SequenceTest,
                          testing::Values("llama-bias", "gpt-oss", "qwen3-moe-balance", "olmo3", "gemma3-v4",
                                          "ministral3", "qwen3-5", "qwen3-5-bias", "qwen3-5-moe", "qwen3-next", "gemma4",
-                                         "gemma4-moe", "glm4-moe-lite"),
+                                         "gemma4-moe", "glm4-moe-lite", "nemotron-h"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -156,7 +156,7 @@ TEST_P(SequenceTest, WhatLayersKeepChangesNoBit) {
 
 // The exchanges of attention are made again too, by all ranks in the same order.
 TEST_P(SequenceTest, InputsThatAreMadeAgainChangeNoBit) {
-  const ModelFixture deep = ModelFixture::deep(GetParam(), 5);
+  const ModelFixture deep = ModelFixture::deep(GetParam(), std::max<std::int64_t>(5, fixture.spec.layers));
   const HostBatch batch = HostBatch::join(std::span(deep.documents).first(2));
   const StepResult kept = split_step(deep, slice_settings(deep, Keep::input), batch, 2);
   for (const std::size_t every : {2, 3}) {

@@ -82,8 +82,8 @@ constexpr const char* dense_models[]{"llama-untied",
                                      "gemma4",
                                      "gemma4-vision",
                                      "gemma4-e"};
-constexpr const char* expert_models[]{"qwen3-moe",   "qwen3-moe-balance", "gpt-oss",    "mixtral-v4",
-                                      "qwen3-5-moe", "qwen3-next",        "gemma4-moe", "glm4-moe-lite"};
+constexpr const char* expert_models[]{"qwen3-moe",  "qwen3-moe-balance", "gpt-oss",       "mixtral-v4", "qwen3-5-moe",
+                                      "qwen3-next", "gemma4-moe",        "glm4-moe-lite", "nemotron-h"};
 class DenseTest : public FixtureTest {};
 class ExpertsTest : public FixtureTest {};
 INSTANTIATE_TEST_SUITE_P(Dense, FixtureTest, testing::ValuesIn(dense_models), name_of_case);
@@ -250,7 +250,8 @@ SO_LABEL(sweep, test::covered_families("Models/GreedyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
                          testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4",
                                          "olmo3", "gemma3-v4", "gemma3-vision", "ministral3", "qwen3-5", "qwen3-5-moe",
-                                         "qwen3-next", "gemma4", "gemma4-moe", "gemma4-e", "glm4-moe-lite"),
+                                         "qwen3-next", "gemma4", "gemma4-moe", "gemma4-e", "glm4-moe-lite",
+                                         "nemotron-h"),
                          name_of_case);
 
 TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {

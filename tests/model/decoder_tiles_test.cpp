@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Models, TilesTest,
                          testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "qwen3-moe-balance", "gpt-oss",
                                          "smollm3-v4", "olmo3", "granite-v4", "glm4-v4", "gemma3-v4", "qwen3-5",
                                          "qwen3-5-moe", "qwen3-next", "gemma4", "gemma4-moe", "gemma4-e",
-                                         "glm4-moe-lite"),
+                                         "glm4-moe-lite", "nemotron-h"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -186,6 +186,7 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", Qwen3NextForCausalLM"
                  ", Gemma4ForCausalLM"
                  ", Glm4MoeLiteForCausalLM"
+                 ", NemotronHForCausalLM"
                  ", Mistral3ForConditionalGeneration"
                  ", Gemma3ForConditionalGeneration"
                  ", Qwen3_5ForConditionalGeneration"

@@ -37,6 +37,7 @@ constexpr Published published[] = {
     {"ministral-3-3b", 3'429'006'336, "Ministral3ForCausalLM"},
     {"ministral-3-8b", 8'489'553'920, "Ministral3ForCausalLM"},
     {"mixtral-8x7b", 46'702'792'704, "MixtralForCausalLM"},
+    {"nemotron-3-nano-30b-a3b", 31'577'937'344, "NemotronHForCausalLM"},
     {"olmo-2-7b", 7'298'617'344, "Olmo2ForCausalLM"},
     {"olmo-3-7b", 7'298'011'136, "Olmo3ForCausalLM"},
     {"phi-4", 14'659'507'200, "Phi3ForCausalLM"},

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
 #include "base/sequence_slice.h"
 #include "model/decoder_rig.h"
 #include "offload/memory/device_weights.h"
@@ -53,12 +56,18 @@ class LongTextTest : public TextTest {
  protected:
   LongTextTest() : TextTest("phi3-long") {}
 };
-class StateTextTest : public TextTest {
+class StateTextTest : public TextTest, public testing::WithParamInterface<const char*> {
  protected:
-  StateTextTest() : TextTest("qwen3-5") {}
+  StateTextTest() : TextTest(GetParam()) {}
 };
 
-TEST_F(StateTextTest, IsThatOfPyTorchWhateverWasReadBefore) {
+INSTANTIATE_TEST_SUITE_P(Models, StateTextTest, testing::Values("qwen3-5", "nemotron-h"), [](const auto& parameter) {
+  std::string name = parameter.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+TEST_P(StateTextTest, IsThatOfPyTorchWhateverWasReadBefore) {
   const auto count = static_cast<int>(generated.size());
   for (const std::int64_t batch_tokens : {1, 4, 96}) {
     TextGenerator generator(cpu.device(), model, weights, cpu.stream(), capacity, batch_tokens);

@@ -213,7 +213,8 @@ void expect_equal(const Outcome& found, const Outcome& expected) {
 SO_LABEL(tsan, "TrainingOnRanks.AResumedRunGoesOnAsIfItHadNotStopped");
 TEST_F(TrainingOnRanks, AResumedRunGoesOnAsIfItHadNotStopped) {
   const TokenDataset records = data();
-  for (const char* model : {"qwen3-tied", "qwen3-moe", "qwen3-next", "gemma4-moe", "gemma4-e", "glm4-moe-lite"})
+  for (const char* model :
+       {"qwen3-tied", "qwen3-moe", "qwen3-next", "gemma4-moe", "gemma4-e", "glm4-moe-lite", "nemotron-h"})
     for (const int saved : {1, 2, 4}) {
       SCOPED_TRACE(testing::Message() << model << " saved on " << saved);
       const auto job = [&](int ranks) {

@@ -44,13 +44,13 @@ class LayerCases final : public Cases {
       linear("delta projections", s_.hidden, s_.delta.projected_width());
       linear("delta out", s_.delta.v_width(), s_.hidden);
     }
-    if (s_.expert_layers() < s_.layers) {
+    if (s_.dense_layers() > 0) {
       activation();
-      linear("gate_up", s_.hidden, 2 * s_.intermediate);
+      linear("gate_up", s_.hidden, inputs_of(s_.gate) * s_.intermediate);
       linear("down", s_.intermediate, s_.hidden);
     }
     if (s_.expert_layers() > 0) {
-      experts("gate_up", s_.hidden, 2 * s_.experts.intermediate);
+      experts("gate_up", s_.hidden, inputs_of(s_.experts.activation) * s_.experts.intermediate);
       experts("down", s_.experts.intermediate, s_.hidden);
     }
     cross_entropy();
@@ -150,7 +150,7 @@ class LayerCases final : public Cases {
     std::set<std::pair<std::int64_t, std::int64_t>> seen;
     for (std::int64_t layer = 0; layer < s_.layers; ++layer) {
       const AttentionShape a = s_.shape(layer);
-      if (s_.is_delta(layer) || !seen.insert({a.head_dim, a.kv_heads}).second) continue;
+      if (!s_.attends(layer) || !seen.insert({a.head_dim, a.kv_heads}).second) continue;
       const RopeSpec& rope = s_.layer(layer).rotation == LayerRotation::local ? *s_.local_rope : s_.rope;
       kinds_.push_back({a, s_.score_scale(layer), rope.rotary_dim, rope.pairs, rope_table(rope, positions_of_table_)});
       const Kind& kind = kinds_.back();
@@ -158,8 +158,10 @@ class LayerCases final : public Cases {
         projection_norm(a, "q", 0, a.heads);
         projection_norm(a, "k", a.q_width(), a.kv_heads);
       }
-      heads(kind, "q", 0, a.heads);
-      heads(kind, "k", a.q_width(), a.kv_heads);
+      if (s_.layer(layer).rotation != LayerRotation::none) {
+        heads(kind, "q", 0, a.heads);
+        heads(kind, "k", a.q_width(), a.kv_heads);
+      }
       attention(kind);
       if (s_.is_latent(layer)) {
         const LatentSpec& l = s_.latent;
@@ -384,17 +386,17 @@ class LayerCases final : public Cases {
   }
 
   void activation() {
-    const std::int64_t f = s_.intermediate;
+    const std::int64_t f = s_.intermediate, inputs = inputs_of(s_.gate);
     const MlpActivation gate = s_.gate;
     const std::string shape = fmt::format("{} x {}", n_, f);
-    add("swiglu", shape, of_t(3 * n_ * f), 0, [=, this](Tensors& m) {
-      const Tensor out = m.random(t_, {n_, f}), gate_up = m.random(t_, {n_, 2 * f});
+    add("swiglu", shape, of_t((inputs + 1) * n_ * f), 0, [=, this](Tensors& m) {
+      const Tensor out = m.random(t_, {n_, f}), gate_up = m.random(t_, {n_, inputs * f});
       return Call{[=](Ops& ops, Stream& stream) { ops.swiglu(stream, out, gate_up, gate); }};
     });
     for (const bool again : {false, true})
-      add(again ? "swiglu_grad, activated" : "swiglu_grad", shape, of_t((again ? 6 : 5) * n_ * f), 0,
+      add(again ? "swiglu_grad, activated" : "swiglu_grad", shape, of_t((2 * inputs + (again ? 2 : 1)) * n_ * f), 0,
           [=, this](Tensors& m) {
-            const Tensor dgate_up = m.random(t_, {n_, 2 * f}), gate_up = m.random(t_, {n_, 2 * f});
+            const Tensor dgate_up = m.random(t_, {n_, inputs * f}), gate_up = m.random(t_, {n_, inputs * f});
             const Tensor dout = m.random(t_, {n_, f}), activated = again ? m.random(t_, {n_, f}) : Tensor();
             return Call{
                 [=](Ops& ops, Stream& stream) { ops.swiglu_grad(stream, dgate_up, dout, gate_up, activated, gate); }};

@@ -147,6 +147,7 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
       ops_.sigmoid_gate(stream, {gated, 0, h, d}, {attention, 0, h, d}, gates_in(rows(a.qkv, first, count), shape_));
       attention = gated;
     }
+    if (!to) return;
     ops_.linear(stream, raw ? raw : to, attention, pass.weight(p_.o), pass.weight(p_.o_bias), Accumulate::overwrite);
     block_output_norm(context_, pass, p_.attention_output_norm, to, raw, rows(a.attention_out_inv_rms, first, count));
   });

@@ -1,12 +1,12 @@
-// Which part is where, from the outside in. layer_stack.h has the embedding (input_embedding.h, with
-// layer_inputs.h) and the layers (decoder_layer.h); each is a token_mixer.h and an mlp_block.h with norms around them
-// (block_norms.h), and above the layers is output_head.h. What goes from layer to layer beside the residual stream is
-// in across_layers.h. A token mixer is an attention_block.h, a latent_block.h or a delta_block.h. Attention calls the
-// ops with an attention_setup.h, where tokens are split among ranks by slice_attention.h. What an MLP block has within
-// is a feed_forward.h: dense_mlp.h, or expert_mlp.h with its router_loss.h, or both, dense_with_experts.h. All share a
-// context.h, and in each call a pass.h; layers hand on layer_activations.h, of which they keep what keep.h says, and
-// write gradients by gradients.h. What a layer did not keep is computed again just before backward uses it, by the
-// calls of the forward pass, so to the same bits.
+// Which part is where, from the outside in. layer_stack.h has the embedding (input_embedding.h, with layer_inputs.h)
+// and the layers (decoder_layer.h); each is a token_mixer.h and an mlp_block.h with norms around them (block_norms.h),
+// or one of the two, and above the layers is output_head.h. What goes from layer to layer beside the residual stream is
+// in across_layers.h. A token mixer is an attention_block.h, a latent_block.h, a delta_block.h or a
+// state_space_block.h. Attention calls the ops with an attention_setup.h, where tokens are split among ranks by
+// slice_attention.h. What an MLP block has within is a feed_forward.h: dense_mlp.h, or expert_mlp.h with its
+// router_loss.h, or both, dense_with_experts.h. All share a context.h, and in each call a pass.h; layers hand on
+// layer_activations.h, of which they keep what keep.h says, and write gradients by gradients.h. What a layer did not
+// keep is computed again just before backward uses it, by the calls of the forward pass, so to the same bits.
 #include "model/decoder/decoder.h"
 
 #include <utility>
@@ -34,6 +34,8 @@ DecoderContext checked(DecoderContext context) {
   check_formats(context.settings.formats);
   SO_CHECK(context.settings.loss_chunk_rows > 0, "loss chunk of {} rows", context.settings.loss_chunk_rows);
   const Tensor& rope = context.rope;
+  SO_CHECK(spec.expert_layers() == 0 || inputs_of(spec.gate) == inputs_of(spec.experts.activation),
+           "experts and layers without them, and only one of the two with gates");
   SO_CHECK(rope.rank() == 1 && rope.size() % rope_width(spec) == 0, "rope table");
   return context;
 }

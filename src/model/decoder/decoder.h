@@ -36,14 +36,15 @@ struct DeviceBatch {
   bool is_slice() const { return sequence_tokens > 0; }
 };
 
-// A layer's memory of the tokens that it has seen: keys and values of attention, or the state of a delta layer and the
-// rows that the convolution of the next token reads. A layer that attends to another's keys has none.
+// A layer's memory of the tokens that it has seen: keys and values of attention, or the state of a delta layer or state
+// space and the rows that the convolution of the next token reads. A layer that attends to another's keys, and one
+// whose tokens do not meet, has none.
 struct LayerCache {
   Tensor keys_values;  // T [capacity, 2 * kv_width], keys first (rotated), then values
   Tensor convolution;  // T [convolution - 1, convolved_width], of the last tokens
-  Tensor state;        // f32 [v_heads, k_dim, v_dim]
+  Tensor state;        // f32 [v_heads, k_dim, v_dim], or of a state space [heads, state, head_dim]
 };
-// A text seen so far. Delta layers cannot go back in it: used may only be set to 0, which begins anew.
+// A text seen so far. States cannot go back in it: used may only be set to 0, which begins anew.
 struct KvCache {
   std::vector<LayerCache> layers;
   std::int64_t used = 0;  // tokens

@@ -21,7 +21,7 @@ void DeltaBlock::backward(const DecoderPass& pass, GradientSink& gradients, Laye
   }
   const Tensor dmixed = in_room(arena, "gradient of the delta rule", t, n, delta_.v_width(), room);
   const Tensor dprojected = arena.acquire("gradient of delta projections", t, {n, delta_.projected_width()});
-  for_each_gradient_tile(ops_, pass, gradients, {p_.o, p_.delta_norm}, tile,
+  for_each_gradient_tile(ops_, pass, gradients, {p_.o, p_.state_norm}, tile,
                          [&](GradientSink& sink, std::int64_t first, std::int64_t count) {
                            const LayerActivations part = tile < n ? a.rows(first, count) : a;
                            const Tensor d = dmixed.rows(first, count);
@@ -48,7 +48,7 @@ Tensor DeltaBlock::gate_backward(const DecoderPass& pass, GradientSink& gradient
   if (!gated)
     gated = again = pass.arena.acquire("gated delta", context_.activations(), {dmixed.dim(0), delta_.v_width()});
   const HeadNorm norm = output_norm(pass, a);
-  const auto dw = vector_gradient(gradients, pass.arena, p_.delta_norm, norm.weight);
+  const auto dw = vector_gradient(gradients, pass.arena, p_.state_norm, norm.weight);
   ops_.gated_norm_grad(pass.stream, {.dx = output_in(dmixed),
                                      .dgate = gate_in(dprojected),
                                      .normed = output_in(again),

@@ -73,7 +73,7 @@ Heads DeltaBlock::gate_in(Tensor projected) const {
 }
 
 HeadNorm DeltaBlock::output_norm(const DecoderPass& pass, const LayerActivations& a) const {
-  return {pass.weight(p_.delta_norm), spec_.rms_epsilon, a.gated_inv_rms};
+  return {pass.weight(p_.state_norm), spec_.rms_epsilon, a.gated_inv_rms};
 }
 
 void DeltaBlock::forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& residual, Tensor out,
@@ -87,6 +87,7 @@ void DeltaBlock::forward(const DecoderPass& pass, const LayerActivations& a, con
     LayerActivations part = tile < n ? a.rows(first, count) : a;
     acquire_if_empty(pass.arena, part.gated, "gated delta", context_.activations(), {count, delta_.v_width()});
     ops_.gated_norm(stream, output_in(part.gated), output_in(part.mixed), gate_in(part.qkv), output_norm(pass, part));
+    if (!out) return;
     ops_.linear(stream, out.rows(first, count), part.gated, pass.weight(p_.o), Tensor(), Accumulate::overwrite);
   });
 }

@@ -14,7 +14,8 @@ DenseMlp::DenseMlp(const DecoderContext& context, const Weights& weights, std::i
     : context_(context), ops_(context.ops), w_(weights), intermediate_(intermediate) {}
 
 void DenseMlp::complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const {
-  acquire_if_empty(arena, a.gate_up, "gate and up", context_.activations(), {n, 2 * intermediate_});
+  acquire_if_empty(arena, a.gate_up, "gate and up", context_.activations(),
+                   {n, inputs_of(context_.spec.gate) * intermediate_});
 }
 
 void DenseMlp::complete(Arena& arena, std::int64_t n, LayerActivations& a) const {

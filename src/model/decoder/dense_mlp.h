@@ -1,4 +1,4 @@
-// Internal to the decoder: a gated MLP, down(act(gate(x)) * up(x)).
+// Internal to the decoder: an MLP, down(act(gate(x)) * up(x)), or without a gate down(act(up(x))).
 #pragma once
 
 #include "model/decoder/context.h"

@@ -21,6 +21,7 @@ ExpertMlp::ExpertMlp(const DecoderContext& context, std::int64_t layer)
       ops_(context.ops),
       p_(context.parameters(layer)),
       layer_(layer),
+      inputs_(inputs_of(experts_.activation) * experts_.intermediate),
       lowest_(!has_experts_below(context.spec, layer)) {
   // MlpBlock makes an output that a norm reads again by a second forward(), which would count the router's load twice.
   SO_CHECK(!context.spec.output_norms || experts_.balance == 0, "a router's loss, and norms of what experts add");
@@ -53,8 +54,7 @@ void ExpertMlp::complete_routing(Arena& arena, std::int64_t n, LayerActivations&
 }
 
 void ExpertMlp::complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const {
-  acquire_if_empty(arena, a.gate_up, "gate and up", context_.activations(),
-                   {n * experts_.per_token, 2 * experts_.intermediate});
+  acquire_if_empty(arena, a.gate_up, "gate and up", context_.activations(), {n * experts_.per_token, inputs_});
   if (shared_) shared_->complete_gate_up(arena, n, a);
 }
 
@@ -99,7 +99,7 @@ void ExpertMlp::forward(const DecoderPass& pass, const LayerActivations& a, Tens
   // One buffer is the experts' input, and then their output.
   const Tensor rows = pass.arena.acquire("rows of experts", context_.activations(), {a.gate_up.dim(0), h});
   ops_.gather_rows(stream, rows, a.normed2, a.routing);
-  ops_.expert_linear(stream, a.gate_up, rows, by_expert(pass.weight(p_.gate_up), h, 2 * f), experts_.layout,
+  ops_.expert_linear(stream, a.gate_up, rows, by_expert(pass.weight(p_.gate_up), h, inputs_), experts_.layout,
                      a.routing.offsets);
   ops_.expert_activation(stream, a.activated, a.gate_up, pass.weight(p_.gate_up_bias), experts_.activation, scaled(a));
   ops_.expert_linear(stream, rows, a.activated, by_expert(pass.weight(p_.down), f, h), experts_.layout,
@@ -120,13 +120,14 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
     route(pass, a);
   }
   const Tensor dgates = shared_ ? shared_->backward(pass, gradients, a, dout) : Tensor();
-  const Tensor w_gate_up = by_expert(pass.weight(p_.gate_up), h, 2 * f), w_down = by_expert(pass.weight(p_.down), f, h),
-               gate_up_bias = pass.weight(p_.gate_up_bias), down_bias = pass.weight(p_.down_bias);
+  const Tensor w_gate_up = by_expert(pass.weight(p_.gate_up), h, inputs_),
+               w_down = by_expert(pass.weight(p_.down), f, h), gate_up_bias = pass.weight(p_.gate_up_bias),
+               down_bias = pass.weight(p_.down_bias);
   // One buffer is in turn the experts' input, the gradient of their output, their input again, and its gradient: a
   // gather costs less than the memory of another.
   const Tensor rows = arena.acquire("rows of experts", t, {pairs, h});
   if (!a.gate_up) {
-    a.gate_up = arena.acquire("gate and up", t, {pairs, 2 * f});
+    a.gate_up = arena.acquire("gate and up", t, {pairs, inputs_});
     ops_.gather_rows(stream, rows, a.normed2, a.routing);
     ops_.expert_linear(stream, a.gate_up, rows, w_gate_up, experts_.layout, a.routing.offsets);
   }
@@ -158,7 +159,7 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
   };
   grad_experts(p_.down, rows, activated, f, h);
   ops_.gather_rows(stream, rows, a.normed2, a.routing);
-  grad_experts(p_.gate_up, dgate_up, rows, h, 2 * f);
+  grad_experts(p_.gate_up, dgate_up, rows, h, inputs_);
   if (gate_up_bias) {
     const auto db = gradients.gradient(p_.gate_up_bias.first);
     if (db.tensor) ops_.expert_bias_grad(stream, db.tensor, dgate_up, a.routing, false, db.mode);

@@ -42,7 +42,8 @@ class ExpertMlp final : public FeedForward {
   Ops& ops_;
   const ParameterIndex::Layer& p_;
   const std::int64_t layer_;
-  const bool lowest_;  // of the layers with experts
+  const std::int64_t inputs_;  // columns of an expert's first product
+  const bool lowest_;          // of the layers with experts
   std::optional<SharedExpert> shared_;
 };
 

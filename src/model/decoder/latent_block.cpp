@@ -123,6 +123,7 @@ void LatentBlock::forward(const DecoderPass& pass, const LayerActivations& a, co
     expand(pass, tile < n ? a.rows(first, count) : a, pass.batch.positions.rows(first, count));
   });
   if (!mixed) attention_.attend(pass, with_heads(a), cache);
+  if (!out) return;
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
     ops_.linear(pass.stream, out.rows(first, count), a.mixed.rows(first, count), pass.weight(p_.o), Tensor(),
                 Accumulate::overwrite);

@@ -46,10 +46,11 @@ struct LayerActivations {
   // qkv.
   Tensor qk, q_inv_rms, k_inv_rms, v_inv_rms;
   Tensor expanded;  // of a layer with latents, whose qkv are these: rotated q and k, and v, T [N, 3 q_width]
-  Tensor mixed;     // what attention or the delta rule makes, T [N, mixed_width]
+  Tensor mixed;     // what attention, the delta rule or the state space makes, T [N, mixed_width]
   Tensor lse;       // of attention, f32 [heads, N], of a slice the own heads' of all tokens
   Tensor gated;     // T [N, mixed_width], if the layer has a gate there
-  // A delta layer has these: q, k and v behind the convolution, T [N, convolved_width]; the others f32 [N, v_heads].
+  // A delta layer and a state space have these: what is behind the convolution, T [N, convolved_width]; the others f32
+  // [N, v_heads], of a state space [N, heads], where rate is the steps, and [N, groups].
   Tensor convolved, decay, rate, gated_inv_rms;
   // Of a slice: what attention reads and makes, of this rank's heads and all tokens. Never kept.
   Tensor own_qkv, own_attention;

@@ -42,7 +42,7 @@ std::vector<LayerActivations> LayerStack::acquire(const DecoderPass& pass, Resid
     in_row = keeps_nothing(l) ? in_row + 1 : 0;
     if (in_row > shared.size()) shared.push_back(acquire_stream("layer input made again"));
     if (in_row > 0) a.x = shared[in_row - 1];
-    if (!a.middle && !residual.middle) residual.middle = acquire_stream("after attention");
+    if (layer(l).has_middle() && !a.middle && !residual.middle) residual.middle = acquire_stream("after attention");
   }
   if (const int items = 1 + *std::max_element(items_.begin(), items_.end()); items > 0) {
     SO_CHECK(context_.store != nullptr, "{} layers' inputs, and no store", items);

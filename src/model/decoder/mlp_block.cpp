@@ -43,14 +43,17 @@ void MlpBlock::run(const DecoderPass& pass, const LayerActivations& a, Tensor ou
   block_output_norm(context_, pass, p_.mlp_output_norm, out, a.mlp_out, a.mlp_out_inv_rms);
 }
 
-void MlpBlock::forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, std::int64_t tile) const {
+void MlpBlock::forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& input, Tensor out,
+                       std::int64_t tile) const {
   const std::int64_t n = pass.tokens();
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
     Arena::Scope scope(pass.arena);
     LayerActivations part = tile < n ? a.rows(first, count) : a;
+    const ResidualStream before = input.rows(first, count);
     const Tensor added = out.rows(first, count);
     complete(pass.arena, count, part);
-    block_input(context_, pass, p_.mlp_norm, part.normed2, part.inv_rms2, part.middle, part.x, added);
+    block_input(context_, pass, p_.mlp_norm, part.normed2, part.inv_rms2, part.middle, before.x, before.delta,
+                before.scale);
     run(pass, part, added, first == 0);
     if (!layer_input_) return;
     context_.ops.add_scaled(pass.stream, added, part.middle, added, 1);
@@ -71,17 +74,17 @@ void MlpBlock::remake_output(const DecoderPass& pass, LayerActivations& a, Tenso
   run(pass, again, spare, false);
 }
 
-void MlpBlock::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor remade_delta,
-                        Tensor dnormed, Tensor dresidual) const {
+void MlpBlock::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a,
+                        const ResidualStream& input, Tensor dnormed, Tensor dresidual) const {
   Arena::Scope scope(pass.arena);
   if (!a.normed2) {
     a.normed2 = a.middle;
     if (p_.mlp_norm)
       a.normed2 = pass.arena.acquire("normed middle", context_.activations(), {dresidual.dim(0), context_.spec.hidden});
-    block_input(context_, pass, p_.mlp_norm, a.normed2, a.inv_rms2, a.middle, a.x, remade_delta);
+    block_input(context_, pass, p_.mlp_norm, a.normed2, a.inv_rms2, a.middle, input.x, input.delta, input.scale);
   }
   if (p_.mlp_output_norm && !a.mlp_out)
-    remake_output(pass, a, remade_delta, dnormed);
+    remake_output(pass, a, input.delta, dnormed);
   else if (layer_input_)
     block_output_norm(context_, pass, p_.mlp_output_norm, dnormed, a.mlp_out, a.mlp_out_inv_rms);
   if (layer_input_) layer_input_backward(pass, gradients, a, dnormed, dresidual);
@@ -99,7 +102,7 @@ void MlpBlock::layer_input_backward(const DecoderPass& pass, GradientSink& gradi
 }
 
 void MlpBlock::backward_in_tiles(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
-                                 Tensor remade_delta, Tensor dresidual, std::int64_t tile) const {
+                                 const ResidualStream& input, Tensor dresidual, std::int64_t tile) const {
   const DType t = context_.activations();
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
@@ -112,13 +115,10 @@ void MlpBlock::backward_in_tiles(const DecoderPass& pass, GradientSink& gradient
   for_each_tile(pass.tokens(), tile, [&](std::int64_t first, std::int64_t count) {
     Arena::Scope block(arena);
     LayerActivations part = a.rows(first, count);
-    if (!part.middle) {
-      part.middle = arena.acquire("after attention", t, {count, context_.spec.hidden});
-      if (context_.spec.input_norms) part.inv_rms2 = arena.acquire("inverse rms", DType::f32, {count});
-    }
+    acquire_if_empty(arena, part.middle, "after attention", t, {count, context_.spec.hidden});
+    if (context_.spec.input_norms) acquire_if_empty(arena, part.inv_rms2, "inverse rms", DType::f32, {count});
     const Tensor dnormed = arena.acquire("gradient of a norm", t, {count, context_.spec.hidden});
-    backward(pass, sums, part, remade_delta ? remade_delta.rows(first, count) : Tensor(), dnormed,
-             dresidual.rows(first, count));
+    backward(pass, sums, part, input.rows(first, count), dnormed, dresidual.rows(first, count));
   });
   sums.finish(context_.ops, pass.stream);
 }

@@ -1,5 +1,5 @@
-// Internal to the decoder: the second block of a layer: norm, an MLP or experts, norm. And a third, if the layer has
-// one (layer_input_block.h), which is run with it, tile by tile.
+// Internal to the decoder: the second block of a layer, or its only one: norm, an MLP or experts, norm. And a third, if
+// the layer has one (layer_input_block.h), which is run with it, tile by tile.
 #pragma once
 
 #include <memory>
@@ -21,18 +21,20 @@ class MlpBlock {
   // becomes a.middle, which is there.
   void complete(Arena& arena, std::int64_t n, LayerActivations& a) const;
 
-  // `out` holds what attention adds to a.x, of which a.middle is made, and becomes what the block adds to a.middle, or
-  // the stream (makes_stream()). It works on `tile` tokens at a time.
-  void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, std::int64_t tile) const;
+  // `input` is the residual stream before the block, of which a.middle is made, unless it is there (input.delta is
+  // empty). `out` becomes what the block adds to a.middle, or the stream (makes_stream()); it may be the memory of
+  // input.delta. It works on `tile` tokens at a time.
+  void forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& input, Tensor out,
+               std::int64_t tile) const;
   // dresidual, T [n, H], is the gradient of the residual stream behind the block, and becomes that of a.middle, before
-  // it. `dnormed`: memory for T [n, H]. remade_delta: what attention adds to a.x, if a.middle is to be made again of
-  // the two, for which it and a.inv_rms2 are memory; else empty. What is empty of a.normed2, a.gate_up and a.mlp_out is
-  // computed again.
-  void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, Tensor remade_delta,
+  // it. `dnormed`: memory for T [n, H]. `input`: as in forward(); where it has a delta, a.middle and a.inv_rms2 are
+  // memory, and so is the delta once the sum is made. What is empty of a.normed2, a.gate_up and a.mlp_out is computed
+  // again.
+  void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations a, const ResidualStream& input,
                 Tensor dnormed, Tensor dresidual) const;
   // The same on `tile` tokens at a time, with memory for dnormed, a.middle and a.inv_rms2 of a tile from the arena.
   void backward_in_tiles(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,
-                         Tensor remade_delta, Tensor dresidual, std::int64_t tile) const;
+                         const ResidualStream& input, Tensor dresidual, std::int64_t tile) const;
 
  private:
   // Computes `out` from a.normed2, by way of a.mlp_out if a norm lies between.

@@ -76,8 +76,9 @@ void OutputHead::forward_backward(const DecoderPass& pass, GradientSink& gradien
   const std::int64_t n = pass.tokens(), tile = context_.settings.tile_rows;
   const DType t = context_.activations();
   // Where the last layer keeps its sum after attention for backward, the sum goes elsewhere.
-  const Tensor x =
-      context_.keep_of(s.layers - 1) >= Keep::input ? residual.middle : arena.acquire("final input", t, {n, s.hidden});
+  Tensor x;
+  if (context_.keep_of(s.layers - 1) >= Keep::input) x = residual.middle;
+  acquire_if_empty(arena, x, "final input", t, {n, s.hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {n});
   Tensor normed = arena.acquire("final normed", t, {n, s.hidden});
   const Tensor dnormed = dresidual;  // first the gradient of the norm's output, then of its input

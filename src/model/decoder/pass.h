@@ -46,9 +46,15 @@ struct ResidualStream {
   Tensor x;        // empty where delta is the whole stream, but for the scale
   Tensor delta;    // empty where x is the whole stream: below the first layer, and in backward
   Tensor scratch;  // where blocks write what they add
-  Tensor middle;   // where layers that do not keep theirs put the stream after attention; empty if there are none
+  Tensor middle;   // where layers that do not keep theirs put the stream between their blocks; empty if there are none
   Joined scale{};  // what multiplies the sum, if there is a delta; empty: nothing does
 
+  // The same memory with another stream, which no layer's scale multiplies.
+  ResidualStream with(Tensor new_x, Tensor new_delta) const {
+    ResidualStream other = *this;
+    other.x = new_x, other.delta = new_delta, other.scale = {};
+    return other;
+  }
   // Those of `count` tokens from `first` on, of what there is.
   ResidualStream rows(std::int64_t first, std::int64_t count) const {
     ResidualStream part = *this;

@@ -1,5 +1,6 @@
 #include "model/decoder/shared_expert.h"
 
+#include "base/error.h"
 #include "model/decoder/gradients.h"
 
 namespace so {
@@ -7,13 +8,16 @@ namespace so {
 SharedExpert::SharedExpert(const DecoderContext& context, std::int64_t layer)
     : context_(context),
       width_(context.spec.experts.shared_intermediate),
+      activation_(context.spec.gate),
       gated_(context.spec.experts.shared_gate),
       ops_(context.ops),
-      p_(context.parameters(layer)) {}
+      p_(context.parameters(layer)) {
+  SO_CHECK(!gated_ || activation_ == MlpActivation::silu, "a gate of a shared expert without SiLU");
+}
 
 void SharedExpert::complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const {
   acquire_if_empty(arena, a.shared_gate_up, "gate and up of the shared expert", context_.activations(),
-                   {n, 2 * width_});
+                   {n, inputs_of(activation_) * width_});
   if (gated_) acquire_if_empty(arena, a.shared_gates, "gates of the shared expert", DType::f32, {n});
 }
 
@@ -34,7 +38,7 @@ void SharedExpert::forward(const DecoderPass& pass, const LayerActivations& a, T
     ops_.expert_activation(pass.stream, a.shared_activated, a.shared_gate_up, Tensor(), ExpertActivation(),
                            {.weights = a.shared_gates});
   else
-    ops_.swiglu(pass.stream, a.shared_activated, a.shared_gate_up, MlpActivation::silu);
+    ops_.swiglu(pass.stream, a.shared_activated, a.shared_gate_up, activation_);
   ops_.linear(pass.stream, out, a.shared_activated, pass.weight(p_.shared_down), Tensor(), Accumulate::add);
 }
 
@@ -59,7 +63,7 @@ Tensor SharedExpert::backward(const DecoderPass& pass, GradientSink& gradients, 
                                          .gate_up = a.shared_gate_up,
                                          .routing = {.weights = a.shared_gates}});
   else
-    ops_.swiglu_grad(stream, a.shared_gate_up, activated, a.shared_gate_up, activated, MlpActivation::silu);
+    ops_.swiglu_grad(stream, a.shared_gate_up, activated, a.shared_gate_up, activated, activation_);
   grad_linear(ops_, stream, gradients, p_.shared_down, Joined(), dout, activated);
   return dgates;
 }

@@ -1,5 +1,6 @@
-// Internal to the decoder: the expert that every token goes to beside those that its router chooses. Its gate, if it
-// has one, goes onto the activation between the two products, as the weights of the others do (expert_mlp.h).
+// Internal to the decoder: the expert that every token goes to beside those that its router chooses, an MLP as layers
+// without experts have it. The gate of its output, if it has one, goes onto the activation between the two products, as
+// the weights of the others do (expert_mlp.h).
 #pragma once
 
 #include <vector>
@@ -37,6 +38,7 @@ class SharedExpert {
 
   const DecoderContext& context_;
   const std::int64_t width_;
+  const MlpActivation activation_;
   const bool gated_;
   Ops& ops_;
   const ParameterIndex::Layer& p_;

@@ -3,25 +3,14 @@
 #include <array>
 
 #include "model/decoder/gradients.h"
+#include "model/decoder/slice_weights.h"
 
 namespace so {
 namespace {
 
-// Rows of the convolution's weight that belong to some heads: where they lie in that of all, and in that of these.
-struct Rows {
-  std::int64_t of_all = 0, of_own = 0, count = 0;
-};
-
-std::array<Rows, 3> convolution_rows(const DeltaSpec& d, int rank, std::int64_t k_heads, std::int64_t v_heads) {
+std::array<OwnRows, 3> convolution_rows(const DeltaSpec& d, int rank, std::int64_t k_heads, std::int64_t v_heads) {
   const std::int64_t k = k_heads * d.k_dim, v = v_heads * d.v_dim;
   return {{{rank * k, 0, k}, {d.k_width() + rank * k, k, k}, {2 * d.k_width() + rank * v, 2 * k, v}}};
-}
-
-// The gradient's rows of some heads; where it is not added to, those of the others become 0.
-GradientSink::Target own_rows(Stream& stream, const GradientSink::Target& target, std::int64_t first,
-                              std::int64_t count) {
-  if (target.mode == Accumulate::overwrite) stream.zero(target.tensor.data(), target.tensor.bytes());
-  return {target.tensor.rows(first, count), target.mode};
 }
 
 }  // namespace
@@ -64,13 +53,8 @@ DeltaPart SliceDelta::own_part(const LayerActivations& a) const {
 }
 
 void SliceDelta::add_weights(const DecoderPass& pass, DeltaPart& part) const {
-  const Tensor all = pass.weight(p_.convolution);
-  part.convolution =
-      pass.arena.acquire("convolution of own heads", all.dtype(), {part.convolved_width(delta_), 1, all.dim(2)});
-  for (const Rows& rows : convolution_rows(delta_, messages_.rank(), k_heads(), v_heads())) {
-    const Tensor from = all.rows(rows.of_all, rows.count);
-    pass.stream.copy(part.convolution.rows(rows.of_own, rows.count).data(), from.data(), from.bytes());
-  }
+  part.convolution = own_weight(context_, pass, "convolution of own heads", pass.weight(p_.convolution),
+                                convolution_rows(delta_, messages_.rank(), k_heads(), v_heads()));
   const std::int64_t first = messages_.rank() * v_heads();
   part.a_log = pass.weight(p_.a_log).rows(first, v_heads());
   part.dt_bias = pass.weight(p_.dt_bias).rows(first, v_heads());
@@ -124,20 +108,15 @@ void SliceDelta::backward(const DecoderPass& pass, LayerActivations a, Tensor dm
   if (!there) make_rule_inputs(context_, pass, part, nullptr);
   const Tensor dmixed_own = arena.acquire("gradient of the delta rule of own heads", t, {all, h * d}),
                dprojected_own = arena.acquire("gradient of delta projections of own heads", t, {all, own_width()}),
-               dweight = arena.acquire("gradient of own convolution", DType::f32,
-                                       {part.convolved_width(delta_), 1, part.convolution.dim(2)});
+               dweight = acquire_own_gradient(pass, "gradient of own convolution", part.convolution);
   messages_.to_heads(pass, dmixed_own, [&](Tensor to, int r) {
     ops_.copy_heads(stream, {to, 0, h, d}, {dmixed, r * h * d, h, d});
   });
   rule_backward(context_, pass, part, dmixed_own, dprojected_own,
                 {.convolution = {dweight, Accumulate::overwrite},
-                 .a_log = own_rows(stream, targets.a_log, rank * h, h),
-                 .dt_bias = own_rows(stream, targets.dt_bias, rank * h, h)});
-  const GradientSink::Target& whole = targets.convolution;
-  if (whole.mode == Accumulate::overwrite) stream.zero(whole.tensor.data(), whole.tensor.bytes());
-  for (const Rows& rows : convolution_rows(delta_, rank, k_heads(), v_heads()))
-    ops_.add_gradient(stream, whole.tensor.rows(rows.of_all, rows.count), dweight.rows(rows.of_own, rows.count),
-                      whole.mode);
+                 .a_log = own_gradient(stream, targets.a_log, rank * h, h),
+                 .dt_bias = own_gradient(stream, targets.dt_bias, rank * h, h)});
+  write_own_gradient(ops_, stream, targets.convolution, dweight, convolution_rows(delta_, rank, k_heads(), v_heads()));
   const Tensor packed = arena.acquire("slice of ranks", t, {ranks * n, own_width()});
   messages_.to_slices(pass, packed, dprojected_own);
   for (int r = 0; r < ranks; ++r)

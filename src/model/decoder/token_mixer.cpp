@@ -4,6 +4,7 @@
 #include "model/decoder/attention_block.h"
 #include "model/decoder/delta_block.h"
 #include "model/decoder/latent_block.h"
+#include "model/decoder/state_space_block.h"
 
 namespace so {
 
@@ -15,6 +16,10 @@ std::unique_ptr<const MixerBlock> make_token_mixer(const DecoderContext& context
       return std::make_unique<DeltaBlock>(context, layer);
     case TokenMixer::latent:
       return std::make_unique<LatentBlock>(context, layer);
+    case TokenMixer::state_space:
+      return std::make_unique<StateSpaceBlock>(context, layer);
+    case TokenMixer::none:
+      return nullptr;
   }
   SO_BUG("the mixer of layer {}", layer);
 }

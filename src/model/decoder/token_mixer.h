@@ -1,5 +1,5 @@
 // Internal to the decoder: the first block of a layer, in which tokens learn of each other. Norm, projections,
-// attention or a gated delta rule, projection, norm.
+// attention, a gated delta rule or a state space, projection, norm.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,9 @@ class MixerBlock {
   virtual void keep_all(const DecoderPass& pass, LayerActivations& a) const = 0;
 
   // Computes `out`, which the block adds to the residual stream, and a.x, the stream itself, unless it is there
-  // (residual.delta is empty). `out` may be the memory of residual.delta. It works on `tile` tokens at a time, but for
-  // what mixes them; `mixed`: a.mixed is there. `cache`: of the tokens before, or null.
+  // (residual.delta is empty). `out` may be the memory of residual.delta; it is empty where backward() alone reads what
+  // is computed, and then the last product is left out. It works on `tile` tokens at a time, but for what mixes them;
+  // `mixed`: a.mixed is there. `cache`: of the tokens before, or null.
   virtual void forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& residual, Tensor out,
                        KvCache* cache, std::int64_t tile, bool mixed = false) const = 0;
   // dresidual, T [N, H], is the gradient of the residual stream behind the block, and becomes that of a.x, before it.
@@ -42,7 +43,7 @@ class MixerBlock {
                         Tensor dresidual, std::int64_t tile, Tensor room) const = 0;
 };
 
-// Makes the block of a layer, as its spec says.
+// Makes the block of a layer, as its spec says; null: the layer has none.
 std::unique_ptr<const MixerBlock> make_token_mixer(const DecoderContext& context, std::int64_t layer);
 
 }  // namespace so

@@ -18,11 +18,12 @@
 namespace so {
 namespace {
 
-constexpr std::array families{
-    &llama_family,      &mistral_family, &phi3_family,         &qwen2_family,      &qwen3_family,   &qwen3_moe_family,
-    &seed_oss_family,   &gpt_oss_family, &mixtral_family,      &smollm3_family,    &olmo2_family,   &olmo3_family,
-    &granite_family,    &glm4_family,    &gemma3_family,       &ministral3_family, &qwen3_5_family, &qwen3_5_moe_family,
-    &qwen3_next_family, &gemma4_family,  &glm4_moe_lite_family};
+constexpr std::array families{&llama_family,         &mistral_family,     &phi3_family,       &qwen2_family,
+                              &qwen3_family,         &qwen3_moe_family,   &seed_oss_family,   &gpt_oss_family,
+                              &mixtral_family,       &smollm3_family,     &olmo2_family,      &olmo3_family,
+                              &granite_family,       &glm4_family,        &gemma3_family,     &ministral3_family,
+                              &qwen3_5_family,       &qwen3_5_moe_family, &qwen3_next_family, &gemma4_family,
+                              &glm4_moe_lite_family, &nemotron_h_family};
 
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;
@@ -209,7 +210,8 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   for (std::int64_t i = 0; i < s.layers; ++i)
     attention = std::max(attention, s.shape(i).q_width() + s.shape(i).qkv_width());
   const double parameters = real(s.layers) * real(s.hidden) *
-                                (real(attention) + real(s.delta.projected_width() + s.delta.v_width()) + 3 * mlp) +
+                                (real(attention) + real(s.delta.projected_width() + s.delta.v_width()) +
+                                 real(s.state_space.projected_width() + s.state_space.width()) + 3 * mlp) +
                             real(s.layers) * real(s.latent.q_rank + 2 * s.latent.kv_rank) * real(attention) +
                             real(s.vocab) * real(s.hidden);
   if (parameters > most_parameters)

@@ -14,8 +14,9 @@ class ConfigReader;
 
 // The parts of a decoder, in the order the forward pass uses them inside their unit. The q, k, v weights, their biases,
 // the four (or two) of a delta layer, the two of latents, and gate and up, lie next to each other and are used as one
-// matrix; a family that stores them as one names qkv and gate_up instead. So are all experts of a layer one array,
-// stored one by one (expert_*) or as one (experts_*); a family whose files have either names both.
+// matrix; a family that stores them as one names qkv and gate_up instead, and one without gates up alone. So are all
+// experts of a layer one array, stored one by one (expert_*) or as one (experts_*); a family whose files have either
+// names both.
 enum class Role : std::uint8_t {
   embedding,
   // These lie in the embedding's unit: what makes the inputs of layers (decoder/layer_inputs.h), and one scale for each
@@ -54,6 +55,14 @@ enum class Role : std::uint8_t {
   delta_dt_bias,
   delta_norm,
   delta_out,
+  space_in,  // of a state space
+  space_convolution,
+  space_convolution_bias,
+  space_dt_bias,
+  space_a_log,
+  space_skip,
+  space_norm,
+  space_out,
   attention_output_norm,
   mlp_norm,
   gate,
@@ -144,7 +153,7 @@ struct Family {
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     seed_oss_family, gpt_oss_family, ministral3_family, mixtral_family, smollm3_family, olmo2_family, olmo3_family,
     granite_family, glm4_family, glm4_moe_lite_family, gemma3_family, qwen3_5_family, qwen3_5_moe_family,
-    qwen3_next_family, gemma4_family;
+    qwen3_next_family, gemma4_family, nemotron_h_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();

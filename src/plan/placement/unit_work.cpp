@@ -77,6 +77,13 @@ void add_delta_elements(const DeltaSpec& delta, ElementwiseWork& work) {
   }
 }
 
+// The same of a state space. Its norm comes behind its gate.
+void add_state_space_elements(const StateSpaceSpec& space, ElementwiseWork& work) {
+  const auto convolved = static_cast<double>(space.convolved_width()), output = static_cast<double>(space.width());
+  work.forward += 2 * convolved + 3 * output, work.backward += 3 * convolved + 6 * output;
+  work.again += 2 * convolved + 3 * output;
+}
+
 // What attention by latents has between its products beside attention: the latents' norms, and heads that are laid out,
 // rotated, and taken apart again. What is made again are the norms and the heads.
 void add_latent_elements(const LatentSpec& l, double q_width, ElementwiseWork& work) {
@@ -107,6 +114,10 @@ void add_layer_input(const DecoderSpec& spec, ElementwiseWork& work) {
   work.forward_kernels += 8, work.backward_kernels += 18;
 }
 
+// Forward kernels of a Llama layer's second block, a norm, two products and an activation, and of its first; backward
+// has twice as many.
+constexpr double mlp_kernels = 4, mixer_kernels = 6;
+
 // The norms with their sums, and the rotation of q and k or a delta layer's convolution.
 ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer) {
   const LayerSpec layer = spec.layer(of_layer);
@@ -115,10 +126,11 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer)
              kv = static_cast<double>(shape.kv_width());
   const double qk = shape.takes_keys ? q : q + kv;  // of what is rotated
   ElementwiseWork work;
-  // Two sums with their norms, or two sums; what is made again is the norms of sums that were kept.
-  const double sums = (spec.input_norms ? 8 : 6) * hidden;
-  work.forward = work.backward = sums;
-  if (spec.input_norms) work.again = 4 * hidden;
+  // Each block's sum with its norm, or its sum; what is made again is the norms of sums that were kept.
+  const double blocks = (spec.has_mixer(of_layer) ? 1 : 0) + (layer.mlp ? 1 : 0);
+  work.forward = work.backward = (spec.input_norms ? 4 : 3) * blocks * hidden;
+  if (spec.input_norms) work.again = 2 * blocks * hidden;
+  if (!layer.mlp) work.forward_kernels -= mlp_kernels, work.backward_kernels -= 2 * mlp_kernels;
   if (spec.output_norms) {
     work.forward += 4 * hidden, work.backward += 6 * hidden;
     work.forward_kernels += 2, work.backward_kernels += 4;
@@ -133,8 +145,16 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer)
     add_norms_beside_experts(spec, work);
   else if (layer.experts && spec.experts.shared_intermediate > 0)
     add_shared_expert(spec, work);
+  if (layer.mixer == TokenMixer::none) {
+    work.forward_kernels -= mixer_kernels, work.backward_kernels -= 2 * mixer_kernels;
+    return work;
+  }
   if (layer.mixer == TokenMixer::gated_delta) {
     add_delta_elements(spec.delta, work);
+    return work;
+  }
+  if (layer.mixer == TokenMixer::state_space) {
+    add_state_space_elements(spec.state_space, work);
     return work;
   }
   if (layer.mixer == TokenMixer::latent) {
@@ -166,14 +186,16 @@ ElementwiseWork elementwise_work(const DecoderSpec& spec, std::int64_t of_layer)
 // 32 value heads of 128 on an H200. One document of 32,768 takes 1.4 times that, since half of the processors are idle.
 constexpr double delta_forward = 0.2, delta_backward = 0.14;
 
-// The work of a layer's attention or delta rule itself, as FLOPs of a dense product.
+// The work of a layer's attention, delta rule or state space itself, as FLOPs of a dense product.
 struct MixingWork {
   double forward = 0, backward = 0;
 };
 MixingWork mixing_work(const DecoderSpec& spec, std::int64_t of_layer, std::span<const std::int32_t> cu_seqlens,
                        const Efficiencies& reached, int sequence) {
   const LayerSpec layer = spec.layer(of_layer);
-  if (layer.mixer == TokenMixer::gated_delta) {
+  if (layer.mixer == TokenMixer::none) return {};
+  // A state space is taken at the delta rule's shares until one is measured.
+  if (layer.mixer == TokenMixer::gated_delta || layer.mixer == TokenMixer::state_space) {
     const double rule = mixing_flops(spec, of_layer, cu_seqlens) / sequence;
     return {rule / delta_forward, 2 * rule / delta_backward};
   }
@@ -184,15 +206,18 @@ MixingWork mixing_work(const DecoderSpec& spec, std::int64_t of_layer, std::span
   return {scores / share.forward, 2 * scores / share.backward};
 }
 
-// The exchanges around attention or the delta rule of a layer of which a rank has `tokens`, and the packing and
-// unpacking for them.
+// The exchanges around attention, delta rule or state space of a layer of which a rank has `tokens`, and the packing
+// and unpacking for them.
 void add_exchanges(const DecoderSpec& spec, std::int64_t layer, double tokens, double size, int sequence, bool backward,
                    UnitWork& unit) {
-  if (sequence == 1) return;
-  const AttentionShape shape = spec.shape(layer);
-  const RankHeads heads = rank_heads(shape, 0, sequence);
-  const std::int64_t columns = spec.is_delta(layer) ? spec.delta.projected_width() - spec.delta.v_width()
-                                                    : sequence * (heads.q + 2 * heads.kv) * shape.head_dim;
+  if (sequence == 1 || !spec.has_mixer(layer)) return;
+  // All of a token's projections but the gate of the output, or queries, keys and values.
+  std::int64_t columns = spec.projected_width(layer) - spec.mixed_width(layer);
+  if (spec.attends(layer)) {
+    const AttentionShape shape = spec.shape(layer);
+    const RankHeads heads = rank_heads(shape, 0, sequence);
+    columns = sequence * (heads.q + 2 * heads.kv) * shape.head_dim;
+  }
   const auto to_heads = static_cast<double>(columns),  // of a token
       back = static_cast<double>(spec.mixed_width(layer)), bytes = tokens * size * (to_heads + back);
   const double received = bytes * (1 - 1.0 / sequence), copied = 2 * bytes, copies = 4.0 * sequence;
@@ -214,7 +239,7 @@ double tile_sum_bytes(const DecoderSpec& spec, std::int64_t layer) {
                                    : spec.dense_width(layer);
   return 8.0 *
          (static_cast<double>(spec.hidden) * static_cast<double>(spec.mixed_width(layer) + spec.projected_width(layer) +
-                                                                 3 * mlp + 2 * spec.layer_input) +
+                                                                 spec.mlp_matrices() * mlp + 2 * spec.layer_input) +
           static_cast<double>(spec.latent_parameters(layer)));
 }
 
@@ -270,7 +295,8 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     UnitWork& unit = units[static_cast<std::size_t>(layer_unit(layer))];
     const LayerSpec l = spec.layer(layer);
     // Gate, up and down; a shared expert's are dense products.
-    const double mlp = 6 * tokens * hidden * static_cast<double>(spec.mlp_width(layer) - spec.shared_width(layer));
+    const double mlp = 2 * static_cast<double>(spec.mlp_matrices()) * tokens * hidden *
+                       static_cast<double>(spec.mlp_width(layer) - spec.shared_width(layer));
     const double mixing = mixing_flops(spec, layer, cu_seqlens) / sequence;
     const double projections =
         flops[static_cast<std::size_t>(layer_unit(layer))].forward - mlp - mixing;  // and the router
@@ -286,9 +312,11 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     // Elements a token: norms and rotation, the gated activation; of experts, rows that are gathered and added up
     // again, and in backward the biases' gradients.
     const double width = static_cast<double>(spec.mlp_width(layer)),
+                 matrices = static_cast<double>(spec.mlp_matrices()),
                  rows = l.experts ? static_cast<double>(spec.experts.per_token) * hidden : 0;
-    unit.forward_bytes = tokens * size * (work.forward + 3 * width + 3 * rows);
-    if (part.runs) unit.backward_bytes = tokens * size * (work.backward + (l.experts ? 8 : 6) * width + 7 * rows);
+    unit.forward_bytes = tokens * size * (work.forward + matrices * width + 3 * rows);
+    if (part.runs)
+      unit.backward_bytes = tokens * size * (work.backward + (2 * matrices + (l.experts ? 2 : 0)) * width + 7 * rows);
     add_exchanges(spec, layer, tokens, size, sequence, part.runs, unit);
   }
   return units;
@@ -299,6 +327,7 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
                             std::int64_t tile_rows, int sequence) {
   const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, activations, reached, {}, sequence);
   const double tokens = (cu_seqlens.empty() ? 0.0 : cu_seqlens.back()) / sequence;
+  const auto matrices = static_cast<double>(spec.mlp_matrices());
   const std::vector<double> none(work.size());
   const auto first_backward =
       std::find_if(backward.begin(), backward.end(), [](const UnitBackward& unit) { return unit.runs; });
@@ -317,16 +346,19 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
                            product_share(spec, activations, reached);
     // Both norms; q and k rotated where that cannot be undone; the gated activation.
     const double light =
-        tokens * static_cast<double>(size_of(activations)) * (elements.again + 3 * static_cast<double>(width));
+        tokens * static_cast<double>(size_of(activations)) * (elements.again + matrices * static_cast<double>(width));
     again.device_bytes[unit] = light;
-    if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
+    if (keep[layer] == Keep::no_gate_up) again.flops[unit] = (matrices - 1) * product;
     // Heads are made of latents again.
     if (keep[layer] < Keep::attention)
       again.flops[unit] += 2 * tokens * static_cast<double>(spec.latent_parameters(of_layer)) /
                            product_share(spec, activations, reached);
     // The last product is not needed again, unless a norm of it is.
-    if (keep[layer] >= Keep::attention)
-      again.flops[unit] = work[unit].forward_flops - (spec.output_norms ? 0 : product);
+    const double last = spec.layer(of_layer).mlp
+                            ? product
+                            : 2 * tokens * static_cast<double>(spec.hidden * spec.mixed_width(of_layer)) /
+                                  product_share(spec, activations, reached);
+    if (keep[layer] >= Keep::attention) again.flops[unit] = work[unit].forward_flops - (spec.output_norms ? 0 : last);
     if (keep[layer] == Keep::attention)
       again.flops[unit] -= mixing_work(spec, of_layer, cu_seqlens, reached, sequence).forward;
     if (tile_rows > 0 && keep[layer] >= Keep::no_gate_up)
