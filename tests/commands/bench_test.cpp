@@ -299,6 +299,19 @@ TEST(BenchOps, TimesTheExpertsThatAModelHas) {
   }
 }
 
+TEST(BenchOps, TimesTheStateSpacesThatAModelHas) {
+  const TemporaryDirectory directory;
+  const auto result = result_of({"bench", "ops", "--config", (model_fixture("nemotron-h") / "model").string(),
+                                 "--device", "cpu", "--tokens", "50", "--max_length", "20", "--json"},
+                                directory);
+  std::set<std::string> names;
+  for (const auto& row : result["ops"]) names.insert(row["op"].get<std::string>());
+  for (const char* name :
+       {"causal_conv", "causal_conv_grad", "step_gates", "step_gates_grad", "state_space", "state_space_grad",
+        "gate_then_norm", "gate_then_norm_grad", "linear space in", "linear_grad_weight space out"})
+    EXPECT_TRUE(names.contains(name)) << name;
+}
+
 TEST(BenchLoad, TimesReadingCopyingAndLoading) {
   const TemporaryDirectory directory;
   for (const char* dtype : {"fp32", "bf16"}) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "commands/bench/bench_state_space_cases.h"
 #include "commands/bench/random_model.h"
 #include "model/flops.h"
 #include "model/rope.h"
@@ -43,6 +44,11 @@ class LayerCases final : public Cases {
       delta_rule();
       linear("delta projections", s_.hidden, s_.delta.projected_width());
       linear("delta out", s_.delta.v_width(), s_.hidden);
+    }
+    if (s_.has_state_space()) {
+      add_state_space_cases(cases_, {s_.state_space, n_, batch_.cu_seqlens, t_, ops_.memory()});
+      linear("space in", s_.hidden, s_.state_space.projected_width());
+      linear("space out", s_.state_space.width(), s_.hidden);
     }
     if (s_.dense_layers() > 0) {
       activation();
