@@ -1,27 +1,13 @@
 #include "io/fp8.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "base/bf16_arrays.h"
+#include "base/e4m3.h"
 #include "base/error.h"
 
 namespace so {
 namespace {
-
-// E4M3: a sign, four bits of exponent with a bias of 7, three of fraction; an exponent of 0 is subnormal, and all ones
-// below the sign is not a number. Without branches or a table, so that a loop over it is made of vectors, and without
-// subnormal numbers of fp32, which some threads take for 0.
-float e4m3_value(std::uint8_t code) {
-  constexpr std::uint32_t bias = 127 - 7, fraction_bits = 20;
-  const std::uint32_t magnitude = code & 0x7fu;
-  const float smallest_normal = std::bit_cast<float>((bias + 1) << 23);
-  const float normal = std::bit_cast<float>((magnitude << fraction_bits) + (bias << 23));
-  const float subnormal = std::bit_cast<float>((magnitude << fraction_bits) + ((bias + 1) << 23)) - smallest_normal;
-  std::uint32_t bits = std::bit_cast<std::uint32_t>(magnitude < 8 ? subnormal : normal);
-  bits |= magnitude == 0x7fu ? 0x7fc00000u : 0u;
-  return std::bit_cast<float>(bits | (code & 0x80u) << 24);
-}
 
 // Codes that have one scale.
 void times_scale(std::span<const std::uint8_t> codes, float scale, float* wide) {

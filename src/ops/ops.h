@@ -19,6 +19,7 @@
 #include "base/accumulate.h"
 #include "base/tensor.h"
 #include "device/device.h"
+#include "ops/fp8_matrix.h"
 #include "ops/operands.h"
 
 namespace so {
@@ -43,6 +44,18 @@ class Ops {
   virtual void linear_grad_weight(Stream&, Tensor dw, Tensor dy, Tensor x, Accumulate) = 0;
   // dbias = column sums of dy (+ dbias).  dbias f32 or T [O].
   virtual void linear_grad_bias(Stream&, Tensor dbias, Tensor dy, Accumulate) = 0;
+
+  // ---- The same products in FP8 ----
+  // Whether fp8_product() can be called: the device has such products.
+  virtual bool multiplies_fp8() const { return true; }
+  // Rounds x, T [N, K], to E4M3 with the scales of its present values: `rows` is the matrix, and `columns` the
+  // transposed one, [K, N]; both have the same kind of blocks, or one is empty. Blocks of rows are 128 elements of a
+  // row of each. K is a multiple of 128.
+  virtual void fp8_quantise(Stream&, Fp8Matrix rows, Fp8Matrix columns, Tensor x) = 0;
+  // out = a b^T (+ bias) (+ out). a [N, K] in blocks of rows, b [O, K] in either, out f32 or T [N, O], bias T [O] or
+  // empty.  With x in rows and w in squares that is linear(); with dy in rows and w transposed, linear_grad_input();
+  // and with both dy and x in columns, linear_grad_weight().
+  virtual void fp8_product(Stream&, Tensor out, Fp8Matrix a, Fp8Matrix b, Tensor bias, Accumulate) = 0;
 
   // sum = x + delta_scale * delta; out = sum * inv_rms * (weight_offset + weight); inv_rms = 1 / sqrt(mean(sum^2) +
   // epsilon).  x, delta, sum, out T [N, H]; weight T [H]; inv_rms f32 [N]. With an empty delta sum is empty too: the

@@ -55,6 +55,7 @@ class Array {
   double operator[](std::int64_t i) const {
     if (type_ == DType::bf16) return read<bf16>(i);
     if (type_ == DType::i32) return read<std::int32_t>(i);
+    if (type_ == DType::u8) return read<std::uint8_t>(i);
     return read<float>(i);
   }
   void set(std::int64_t i, double value) {

@@ -15,6 +15,7 @@
 #include "commands/command.h"
 #include "commands/shared_rows.h"
 #include "device/arena.h"
+#include "model/fp8_layers.h"
 #include "ops/runtime.h"
 #include "optim/device_adamw.h"
 #include "optim/engine_ops.h"
@@ -27,6 +28,7 @@ struct BenchOpsOptions : JsonOption, ComputeOptions, MessageOptions {
   std::string config = "qwen3-14b";
   std::optional<std::int64_t> tokens;  // unset: the device's usual number
   std::int64_t max_length = 4096;
+  bool fp8 = false;
 };
 
 OptionTable<BenchOpsOptions> bench_ops_table() {
@@ -42,6 +44,9 @@ OptionTable<BenchOpsOptions> bench_ops_table() {
       .or_else(std::int64_t{0}, "16384 on a GPU, 256 on the CPU")
       .default_from(ours);
   t.add("max_length", &O::max_length, "Longest document, for attention").unit("tokens").at_least(1).default_from(ours);
+  t.add("fp8", &O::fp8, "Time the products in FP8, too, and the rounding of their operands")
+      .bare("true")
+      .default_from(ours);
   t.group("Result");
   t.take(json_rows());
   add_machine_and_messages(t);
@@ -81,11 +86,13 @@ double time_case(const Case& c, Device& device, Ops& ops, Stream& stream, std::s
 int run(const BenchOpsOptions& options, const OptionOrigins&) {
   const NamedModel model = read_named_model(options.config, options.dtype);
   const ModelConfig& config = model.config;
-  const DecoderSpec& spec = model.spec;
+  DecoderSpec spec = model.spec;
+  if (options.fp8) use_fp8(spec, 0, 0, config.origin);
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();
   const Backend& backend = backend_of(device);
+  if (options.fp8 && !runtime.ops().multiplies_fp8()) fail("--fp8: this GPU has no products in FP8; leave it out");
   const std::int64_t tokens = options.tokens.value_or(backend.probe.tokens);
   const std::int64_t longest = std::min({options.max_length, tokens, spec.max_positions});
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "commands/bench/bench_ops_fp8.h"
 #include "commands/bench/bench_state_space_cases.h"
 #include "commands/bench/random_model.h"
 #include "model/flops.h"
@@ -424,6 +425,8 @@ class LayerCases final : public Cases {
       const Tensor dy = m.random(t_, {n_, out}), x = m.random(t_, {n_, in}), dw = m.random(t_, {out, in});
       return Call{[=](Ops& ops, Stream& stream) { ops.linear_grad_weight(stream, dw, dy, x, Accumulate::overwrite); }};
     });
+    if (!s_.has_fp8() || in % fp8_block != 0 || out % fp8_block != 0) return;
+    for (Case& fp8 : fp8_cases(which, n_, in, out, t_)) cases_.push_back(std::move(fp8));
   }
 
   // The rows are spread evenly over the experts.

@@ -49,21 +49,24 @@ __global__ void __launch_bounds__(warp* lanes)
 
 constexpr int threads = 256;
 
+template <class T, class B>
 __global__ void __launch_bounds__(threads)
-    bias_kernel(float* out, const __nv_bfloat16* bias, std::int64_t count, std::int64_t columns, bool add) {
+    bias_kernel(T* out, const B* bias, std::int64_t count, std::int64_t columns, bool add) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
-  if (i < count) out[i] = to_float(bias[i % columns]) + (add ? out[i] : 0.0f);
+  if (i < count) out[i] = from_float<T>(to_float(bias[i % columns]) + (add ? to_float(out[i]) : 0.0f));
 }
 
 }  // namespace
 
 void add_bias_rows(cudaStream_t stream, Tensor out, Tensor bias, Accumulate mode) {
-  SO_CHECK(out.dtype() == DType::f32 && bias.dtype() == DType::bf16, "bias {} of {}", name_of(bias.dtype()),
-           name_of(out.dtype()));
   if (out.size() == 0) return;
-  bias_kernel<<<blocks_for(out.size(), threads), threads, 0, stream>>>(
-      out.as<float>(), static_cast<const __nv_bfloat16*>(bias.data()), out.size(), bias.size(),
-      mode == Accumulate::add);
+  with_type(out.dtype(), [&]<class T> {
+    with_type(bias.dtype(), [&]<class B> {
+      bias_kernel<<<blocks_for(out.size(), threads), threads, 0, stream>>>(
+          static_cast<T*>(out.data()), static_cast<const B*>(bias.data()), out.size(), bias.size(),
+          mode == Accumulate::add);
+    });
+  });
   SO_CUDA_LAUNCHED("bias");
 }
 

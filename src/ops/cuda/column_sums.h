@@ -13,7 +13,7 @@ namespace so {
 void finish_column_sums(cudaStream_t stream, Tensor out, const float* partial, std::int64_t count, std::int64_t columns,
                         Accumulate mode);
 
-// Every row of out, f32 [N, columns], = or += bias, bf16 [columns]: the counterpart.
+// Every row of out, [N, columns], = or += bias, [columns], each f32 or bf16: the counterpart.
 void add_bias_rows(cudaStream_t stream, Tensor out, Tensor bias, Accumulate mode);
 
 }  // namespace so

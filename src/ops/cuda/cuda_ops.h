@@ -23,6 +23,9 @@ class CudaOps final : public Ops {
   void linear_grad_input(Stream&, Tensor dx, Tensor dy, Tensor w, Accumulate) override;
   void linear_grad_weight(Stream&, Tensor dw, Tensor dy, Tensor x, Accumulate) override;
   void linear_grad_bias(Stream&, Tensor dbias, Tensor dy, Accumulate) override;
+  bool multiplies_fp8() const override;
+  void fp8_quantise(Stream&, Fp8Matrix rows, Fp8Matrix columns, Tensor x) override;
+  void fp8_product(Stream&, Tensor out, Fp8Matrix a, Fp8Matrix b, Tensor bias, Accumulate) override;
   void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
                     NormTerms terms) override;
   void rms_norm_grad(Stream&, const RmsNormGrad&) override;

@@ -9,6 +9,8 @@
 #include "ops/checks.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/fp8_checks.h"
+#include "ops/fp8_layout.h"
 #include "ops/ops_memory.h"
 
 namespace so {
@@ -20,7 +22,10 @@ void check(cublasStatus_t status, const char* call) {
 }
 #define SO_CUBLAS(call) check((call), #call)
 
-cudaDataType_t cuda_type(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t cuda_type(DType dtype) {
+  if (dtype == DType::u8) return CUDA_R_8F_E4M3;
+  return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F;
+}
 
 // The largest power of two that divides the address, as far as it matters (16-byte accesses of matrix tiles).
 std::uint32_t pointer_alignment(const void* p) {
@@ -48,8 +53,14 @@ struct CudaGemm::Plan {
 };
 
 CudaGemm::CudaGemm(void* workspace, std::size_t workspace_bytes)
-    : workspace_(workspace), workspace_bytes_(workspace_bytes) {
+    : workspace_(workspace), workspace_bytes_(workspace_bytes - reserved_bytes) {
   SO_CUBLAS(cublas_lt().create(&handle_));
+}
+
+void* CudaGemm::reserved(std::size_t bytes) const {
+  SO_CHECK(bytes <= reserved_bytes, "{} bytes beside the workspace of products, where there are {}", bytes,
+           reserved_bytes);
+  return static_cast<std::byte*>(workspace_) + workspace_bytes_;
 }
 
 CudaGemm::~CudaGemm() {
@@ -75,6 +86,14 @@ CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
   if (p.bias) {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.bias.dtype()));
+  }
+  if (p.a_scales) {
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+        p.b_squares ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+    // The choice of an algorithm wants to see scales; those of a call are set when it is made.
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(p.b_scales.data()));
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(p.a_scales.data()));
   }
   const auto layout = [](cublasLtMatrixLayout_t& to, DType dtype, std::int64_t rows, std::int64_t columns,
                          std::int64_t stride) {
@@ -151,15 +170,18 @@ void CudaGemm::run_whole(cudaStream_t stream, const Product& p) {
     return;
   }
   const int types = static_cast<int>(p.out.dtype()) * 16 + static_cast<int>(p.a.dtype());
-  const int flags =
-      (p.transpose_a ? 1 : 0) | (p.transpose_b ? 2 : 0) | (p.bias ? 4 : 0) | (p.mode == Accumulate::add ? 8 : 0);
+  const int flags = (p.transpose_a ? 1 : 0) | (p.transpose_b ? 2 : 0) | (p.bias ? 4 : 0) |
+                    (p.mode == Accumulate::add ? 8 : 0) | (p.b_squares ? 16 : 0);
   const auto low_bits = [](const void* x) { return std::countr_zero(pointer_alignment(x)); };
   const int aligned = (low_bits(p.a.data()) * 16 + low_bits(p.b.data())) * 16 + low_bits(p.out.data());
   Plan& plan = this->plan(p, {p.rows, p.columns, p.inner, p.a_stride, p.out_stride, types, flags, aligned});
-  if (p.bias) {
-    const void* bias = p.bias.data();
-    SO_CUBLAS(cublas_lt().operation_set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
-  }
+  const auto point = [&](cublasLtMatmulDescAttributes_t attribute, const Tensor& tensor) {
+    const void* at = tensor.data();
+    if (tensor) SO_CUBLAS(cublas_lt().operation_set(plan.operation, attribute, &at, sizeof at));
+  };
+  point(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  point(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scales);
+  point(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scales);
   const float one = 1, beta = p.mode == Accumulate::add ? 1.0f : 0.0f;
   SO_CUBLAS(cublas_lt().matmul(handle_, plan.operation, &one, p.b.data(), plan.first, p.a.data(), plan.second, &beta,
                                p.out.data(), plan.out, p.out.data(), plan.out, &plan.algorithm, workspace_,
@@ -205,6 +227,49 @@ void CudaOps::linear_grad_weight(Stream& stream, Tensor dw, Tensor dy, Tensor x,
   expect_tensor(op, "x", x, dy.dtype(), {n, in});
   expect_gradient(op, "dw", dw, dy.dtype(), {o, in});
   gemm_->run(enter(stream), {dw, dy, x, Tensor(), true, false, o, in, n, mode});
+}
+
+// cuBLASLt 13 has scales of 128 elements on Hopper alone.
+bool CudaOps::multiplies_fp8() const {
+  int device = 0, major = 0;
+  SO_CUDA(cudaGetDevice(&device));
+  SO_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  constexpr int hopper = 9;
+  return major == hopper;
+}
+
+void CudaOps::fp8_product(Stream& stream, Tensor out, Fp8Matrix a, Fp8Matrix b, Tensor bias, Accumulate mode) {
+  expect_fp8_product(out, a, b, bias);
+  const cudaStream_t on = enter(stream);
+  if (bias) {  // no fused epilogue with scales of blocks: the sum begins with the bias
+    add_bias_rows(on, out, bias, mode);
+    mode = Accumulate::add;
+  }
+  // The rows of a last four that is not whole are multiplied apart, with room for all four (ops/fp8_layout.h).
+  const std::int64_t whole = fp8_whole_rows(out.dim(0)), rest = out.dim(0) - whole, columns = out.dim(1);
+  Product product{.out = out,
+                  .a = a.codes,
+                  .b = b.codes,
+                  .transpose_b = true,
+                  .rows = whole,
+                  .columns = columns,
+                  .inner = a.codes.dim(1),
+                  .mode = mode,
+                  .a_scales = a.scales,
+                  .b_scales = b.scales,
+                  .b_squares = b.blocks == Fp8Matrix::Blocks::squares};
+  gemm_->run(on, product);
+  if (rest == 0) return;
+  const Tensor last = out.rows(whole, rest);
+  const std::size_t bytes = last.bytes(), room = bytes / static_cast<std::size_t>(rest) * fp8_rows_at_once;
+  product.out = Tensor(gemm_->reserved(room), out.dtype(), {fp8_rows_at_once, columns});
+  product.a = a.codes.rows(whole, fp8_rows_at_once);
+  product.a_scales = Tensor(a.scales.as<float>() + whole * (product.inner / fp8_block), DType::f32, {1});
+  product.rows = fp8_rows_at_once;
+  if (mode == Accumulate::add)
+    SO_CUDA(cudaMemcpyAsync(product.out.data(), last.data(), bytes, cudaMemcpyDeviceToDevice, on));
+  gemm_->run(on, product);
+  SO_CUDA(cudaMemcpyAsync(last.data(), product.out.data(), bytes, cudaMemcpyDeviceToDevice, on));
 }
 
 }  // namespace so

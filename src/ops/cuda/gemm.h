@@ -22,6 +22,10 @@ struct Product {
   Accumulate mode = Accumulate::overwrite;
   // Elements from a row to the next in memory; 0: the matrix is contiguous.
   std::int64_t a_stride = 0, out_stride = 0;
+  // Of operands in FP8, which are u8: a in blocks of rows, b, which is transposed, in those of either kind. Empty:
+  // other formats.
+  Tensor a_scales{}, b_scales{};
+  bool b_squares = false;
 };
 
 class CudaGemm {
@@ -35,9 +39,14 @@ class CudaGemm {
   // Enqueues. fp32 operands are multiplied in full fp32, bf16 ones on the matrix units with fp32 sums. Where a stride
   // is given and the rows that lie so are no multiple of `gemm_multiple` long, their last few elements are multiplied
   // apart, so that the others are at the full rate. A sum over them is rounded once more, to the type of `out`.
+  // Products in FP8 add up 128 elements at a time in the matrix units' own precision, and these sums in fp32.
   void run(cudaStream_t stream, const Product& product);
 
+  // Memory that no product uses as its workspace, for an operand of one. Bug if it is smaller.
+  void* reserved(std::size_t bytes) const;
+
  private:
+  static constexpr std::size_t reserved_bytes = std::size_t{8} << 20;
   struct Plan;
   // Sizes, strides, dtypes, transpositions, bias, accumulation, alignment of the pointers.
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, int>;

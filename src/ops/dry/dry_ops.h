@@ -18,6 +18,8 @@ class DryOps final : public Ops {
   void linear_grad_input(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
   void linear_grad_weight(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
   void linear_grad_bias(Stream&, Tensor, Tensor, Accumulate) override {}
+  void fp8_quantise(Stream&, Fp8Matrix, Fp8Matrix, Tensor) override {}
+  void fp8_product(Stream&, Tensor, Fp8Matrix, Fp8Matrix, Tensor, Accumulate) override {}
   void add_rms_norm(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, NormTerms) override {}
   void rms_norm_grad(Stream&, const RmsNormGrad&) override {}
   void projection_norm(Stream&, Heads, Heads, HeadNorm) override {}

@@ -1,0 +1,61 @@
+#include "commands/bench/bench_ops_fp8.h"
+
+#include <fmt/format.h>
+
+#include "ops/fp8_layout.h"
+
+namespace so {
+namespace {
+
+using Blocks = Fp8Matrix::Blocks;
+
+Fp8Matrix acquire(Tensors& m, Blocks blocks, std::int64_t rows, std::int64_t k) {
+  const auto [across, along] = Fp8Matrix::scale_shape(blocks, rows, k);
+  return {blocks, m.zeros(DType::u8, {fp8_stored_rows(rows), Fp8Matrix::width(k)}),
+          m.zeros(DType::f32, {across, along})};
+}
+
+// out [rows, columns] = a b^T over k; operands are rounded from random numbers.
+Case product(const std::string& name, std::int64_t rows, std::int64_t columns, std::int64_t k, Blocks of_b, DType t) {
+  const double flops = 2 * static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(k);
+  return {name, fmt::format("{} x {} x {}", rows, k, columns), 0, flops, [=](Tensors& m) {
+            const Tensor out = m.random(t, {rows, columns}), x = m.random(t, {rows, k}), w = m.random(t, {columns, k});
+            const Fp8Matrix a = acquire(m, Blocks::rows, rows, k), b = acquire(m, of_b, columns, k);
+            return Call{
+                [=](Ops& ops, Stream& stream) { ops.fp8_product(stream, out, a, b, Tensor(), Accumulate::overwrite); },
+                [=](Ops& ops, Stream& stream) {
+                  ops.fp8_quantise(stream, a, {}, x);
+                  ops.fp8_quantise(stream, b, {}, w);
+                }};
+          }};
+}
+
+Case rounding(const std::string& name, std::int64_t rows, std::int64_t k, Blocks blocks, bool by_row, bool by_column,
+              DType t) {
+  const double written = (by_row ? 1 : 0) + (by_column ? 1 : 0);
+  const double elements = static_cast<double>(rows) * static_cast<double>(k);
+  return {name, fmt::format("{} x {}", rows, k), elements * (static_cast<double>(size_of(t)) + written), 0,
+          [=](Tensors& m) {
+            const Tensor x = m.random(t, {rows, k});
+            const Fp8Matrix to_rows = by_row ? acquire(m, blocks, rows, k) : Fp8Matrix(),
+                            to_columns = by_column ? acquire(m, blocks, k, rows) : Fp8Matrix();
+            return Call{[=](Ops& ops, Stream& stream) { ops.fp8_quantise(stream, to_rows, to_columns, x); }};
+          }};
+}
+
+}  // namespace
+
+std::vector<Case> fp8_cases(const std::string& which, std::int64_t tokens, std::int64_t in, std::int64_t out,
+                            DType activations) {
+  const DType t = activations;
+  // The gradient of a weight adds up over tokens, in whole blocks.
+  const std::int64_t whole = Fp8Matrix::width(tokens);
+  return {product("fp8 linear " + which, tokens, out, in, Blocks::squares, t),
+          product("fp8 linear_grad_input " + which, tokens, in, out, Blocks::squares, t),
+          product("fp8 linear_grad_weight " + which, out, in, whole, Blocks::rows, t),
+          rounding("fp8_quantise x " + which, tokens, in, Blocks::rows, true, false, t),
+          rounding("fp8_quantise dy, both, " + which, tokens, out, Blocks::rows, true, true, t),
+          rounding("fp8_quantise w " + which, out, in, Blocks::squares, true, false, t)};
+}
+
+}  // namespace so
