@@ -35,6 +35,7 @@
 #include "plan/machine/rate_cache.h"
 #include "plan/memory/activation_memory.h"
 #include "plan/refusal.h"
+#include "plan/requested_engine.h"
 #include "plan/row_step.h"
 #include "plan/simulate/timeline.h"
 #include "plan/training_plan.h"
@@ -207,7 +208,8 @@ struct PlannedFor {
 std::optional<SmallerModel> smaller_preset(const PlannedFor& planned, const PlanOptions& options,
                                            const OptionOrigins& origins, std::int64_t parameters,
                                            const std::function<bool()>& in_time) {
-  if (options.freeze) return std::nullopt;  // by names of this model
+  // Names are of this model, and sizes of another may be none for FP8.
+  if (options.freeze || options.fp8) return std::nullopt;
   std::vector<std::pair<std::int64_t, std::string>> smaller;
   for (const Preset& preset : model_presets()) {
     const std::string name(preset.name);
@@ -218,9 +220,10 @@ std::optional<SmallerModel> smaller_preset(const PlannedFor& planned, const Plan
   for (const auto& [count, name] : smaller) {
     if (!in_time()) break;
     const NamedModel model = read_named_model(name, options.dtype);
-    const ParameterLayout layout(make_parameters(model.spec));
+    const DecoderSpec spec = requested_spec(model.spec, options, name);
+    const ParameterLayout layout(make_parameters(spec));
     const PlanQuestion question =
-        planned.question(model.spec, layout, asked_request(options, origins, model.dtype, planned.ranks));
+        planned.question(spec, layout, asked_request(options, origins, model.dtype, planned.ranks));
     if (!question.fits(question.asked)(question.asked.memory)) continue;
     SmallerModel found{name, std::nullopt};
     if (in_time()) found.tokens_per_second = tokens_per_second(question.plan(question.asked));
@@ -256,12 +259,15 @@ std::vector<OtherPlan> plan_other_rates(const HardwareProfile& profile, const Pl
 int run(const PlanOptions& options, const OptionOrigins& origins) {
   const NamedModel model = read_named_model(options.model, options.dtype);
   const ModelConfig& config = model.config;
-  const DecoderSpec& spec = model.spec;
+  const DecoderSpec spec = requested_spec(model.spec, options, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   const HardwareProfile profile = resolve_hardware(options.hardware);
   const PlannedFor planned(profile, options);
   const auto& [ranks, hardware, pool, caps, machine] = planned;
+  if (options.fp8 && !hardware.fp8)
+    fail("--fp8: {} has no products in FP8 whose scales are of 128 elements, as its file has it; Hopper GPUs have",
+         hardware.name);
   require_sequence_split(spec, options.sequence_parallel_size, config.origin);
   const ParameterLayout layout(make_parameters(spec, parameter_rules(options)));
   RunRequest request = asked_request(options, origins, model.dtype, ranks);

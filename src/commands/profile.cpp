@@ -49,7 +49,8 @@ int run(const ProfileOptions& options, const OptionOrigins&) {
   log_info("measuring {}", machine.name);
   const MachineRates rates = machine.rates();
   const std::time_t now = std::time(nullptr);
-  const HardwareProfile profile = profile_of(machine, rates, now);
+  HardwareProfile profile = profile_of(machine, rates, now);
+  profile.fp8 = runtime.ops().multiplies_fp8();
   // For `train`, which would measure the same.
   if (const auto cache = RateCache::of_user()) cache->store(rate_key(runtime, formats), profile, now);
   write_text_file_atomically(options.output, to_json(profile));

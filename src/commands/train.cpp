@@ -46,6 +46,7 @@
 #include "plan/memory/activation_memory.h"
 #include "plan/plan_comparison.h"
 #include "plan/refusal.h"
+#include "plan/requested_engine.h"
 #include "plan/row_step.h"
 #include "ranks/together.h"
 #include "train/run_report.h"
@@ -383,7 +384,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   if (writes) begin_run_log();
   log_info("superoffload {}, {}", SO_VERSION, build_text());
   if (given.trace) require_output_file(*given.trace, "--trace", is_own_trace, false, given.output_dir);
-  const DecoderSpec spec = read_spec(given.model, rope_request(given, origins));
+  const DecoderSpec spec = requested_spec(read_spec(given.model, rope_request(given, origins)), given, given.model);
   AskedRun asked(resolve_by_model(given, origins, spec), origins, spec, ranks);
   const TrainOptions& options = asked.options;
   Opened opened;
@@ -437,9 +438,10 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   device.limit_memory(plan.limits);
   const RunFacts facts =
       run_facts(options.model, plan, device, train_option_table().view(options), origins, start.length.steps);
-  Trainer trainer({options, to_json(train_option_table().view(options)), facts, asked.runtime, *model, plan, ranks,
-                   asked.groups.exchange.get(), data.training, data.evaluation_data(), batches, start.length, output,
-                   samples ? &*samples : nullptr});
+  const DecoderSpec computed = requested_spec(model->spec(), options, options.model);
+  Trainer trainer({options, to_json(train_option_table().view(options)), facts, asked.runtime, *model, computed, plan,
+                   ranks, asked.groups.exchange.get(), data.training, data.evaluation_data(), batches, start.length,
+                   output, samples ? &*samples : nullptr});
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
   const std::vector<PlannedFigure> figures = compare_with_plan(plan, device, memory, trainer.step_figures());

@@ -172,6 +172,8 @@ struct LayerSpec {
   std::int64_t intermediate = 0;  // of its MLP; 0: DecoderSpec's
   // The layer below whose keys, rotated, and values it attends to, a layer with the same heads and window; -1: its own.
   std::int64_t keys_of = -1;
+  // Products of its attention and of its MLP, if that is no expert, are in FP8: the run's choice (model/fp8_layers.h).
+  bool fp8 = false;
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -256,6 +258,11 @@ struct DecoderSpec {
   bool has_delta() const {
     for (const LayerSpec& l : layer_specs)
       if (l.mixer == TokenMixer::gated_delta) return true;
+    return false;
+  }
+  bool has_fp8() const {
+    for (const LayerSpec& l : layer_specs)
+      if (l.fp8) return true;
     return false;
   }
   bool is_latent(std::int64_t i) const { return layer(i).mixer == TokenMixer::latent; }

@@ -85,9 +85,17 @@ struct StepOptions : RowOptions, PlacementOptions, MemoryOptions {
   std::int64_t gradient_accumulation_steps = 1;
   SumPrecision grad_accum_dtype = SumPrecision::fp32;
   StatePrecision optimizer_state_dtype = StatePrecision::fp32;
+  bool fp8 = false;
+  std::optional<std::string> fp8_keep_layers;  // as kept_layers() reads it
   Toggle activation_checkpointing = Toggle::automatic;
   bool deterministic = true;
 };
+
+// How many of the first and of the last layers have no products in FP8.
+struct KeptLayers {
+  std::int64_t first = 0, last = 0;
+};
+KeptLayers kept_layers(const StepOptions& options);
 
 // Which part of the model is trained.
 struct ParameterOptions {

@@ -1,5 +1,13 @@
 // The groups that decide about a step: its rows, where memory goes, what is trained, and AdamW.
+#include <algorithm>
+#include <charconv>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "base/comma_list.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "options/option_groups.h"
 
 namespace so {
@@ -144,6 +152,20 @@ OptionTable<StepOptions> make_step() {
       .default_from(ours)
       .deepspeed("data_types.grad_accum_dtype")
       .affects_later_steps();
+  t.add(
+       "fp8", &O::fp8,
+       "Whether the products of attention's and dense MLPs' weights, and their gradients, are in FP8 (E4M3; 1 x 128 "
+       "elements of activations and gradients have a scale, 128 x 128 of weights). Attention itself, embeddings, norms "
+       "and experts stay as they are, and so do master weights and what is saved. Needs a Hopper GPU, or the CPU")
+      .bare("true")
+      .default_from(ours)
+      .affects_later_steps();
+  t.add("fp8_keep_layers", &O::fp8_keep_layers,
+        "How many of the first and of the last layers have no products in FP8: first=N, last=N, or both with a comma")
+      .metavar("first=N,last=N")
+      .when_unset("all layers have them")
+      .default_from(ours)
+      .affects_later_steps();
   t.add("optimizer_state_dtype", &O::optimizer_state_dtype,
         "Number format that AdamW's moments are kept in between steps; bf16 takes 8 bytes a parameter instead of 12, "
         "master weights among them, and needs adam_beta2 at most 0.996")
@@ -251,6 +273,26 @@ const OptionTable<ClipOption>& clip_rows() {
 const OptionTable<AdamOptions>& adam_rows() {
   static const auto rows = make_adam();
   return rows;
+}
+
+KeptLayers kept_layers(const StepOptions& options) {
+  KeptLayers kept;
+  if (!options.fp8_keep_layers) return kept;
+  if (!options.fp8)
+    fail("--fp8_keep_layers says which layers have no products in FP8: add --fp8 true, or leave it out");
+  const std::string& text = *options.fp8_keep_layers;
+  for (const std::string_view part : between_commas(text)) {
+    const auto equals = std::min(part.find('='), part.size());
+    const std::string_view name = part.substr(0, equals), digits = part.substr(std::min(equals + 1, part.size()));
+    std::int64_t count = -1;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
+    if ((name != "first" && name != "last") || error != std::errc() || end != digits.data() + digits.size() ||
+        count < 0)
+      fail("--fp8_keep_layers {}: '{}' is not first=N or last=N; for example first=1,last=1", printable(text),
+           printable(std::string(part)));
+    (name == "first" ? kept.first : kept.last) = count;
+  }
+  return kept;
 }
 
 void check_placement(const PlacementOptions& options, const OptionOrigins& origins, int ranks) {

@@ -4,11 +4,18 @@
 
 #include "base/error.h"
 #include "device/backend.h"
+#include "model/fp8_layers.h"
 #include "offload/engine_settings.h"
 #include "offload/schedule/placement.h"
 #include "options/run_request.h"
 
 namespace so {
+
+DecoderSpec requested_spec(DecoderSpec spec, const StepOptions& options, const std::string& model) {
+  const KeptLayers kept = kept_layers(options);
+  if (options.fp8) use_fp8(spec, kept.first, kept.last, model);
+  return spec;
+}
 
 EngineSettings engine_settings(const RunRequest& request) {
   EngineSettings engine;

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <optional>
+#include <string>
+
+#include "model/spec.h"
 
 namespace so {
 
@@ -10,6 +13,11 @@ struct Backend;
 struct EngineSettings;
 struct PlacementOptions;
 struct RunRequest;
+struct StepOptions;
+
+// The model as a run computes with it: with products in FP8, if the options ask for that. Throws Error where that
+// cannot be. `model`: as the user called it.
+DecoderSpec requested_spec(DecoderSpec spec, const StepOptions& options, const std::string& model);
 
 EngineSettings engine_settings(const RunRequest& request);
 

@@ -52,10 +52,10 @@ Trainer::Trainer(const TrainerInputs& in)
     : in_(in),
       stream_(in.runtime.device().create_stream("compute")),
       engine_(in.runtime.device(), in.runtime.host_pool(), in.ranks, in.model.layout(), in.plan.engine),
-      model_(in.runtime.device(), in.runtime.ops(), *stream_, in.model.spec(), in.model.layout(), decoder_settings(in),
+      model_(in.runtime.device(), in.runtime.ops(), *stream_, in.spec, in.model.layout(), decoder_settings(in),
              model_shape(in.plan.shape), in.exchange),
       engine_state_(engine_),
-      step_(in.model.spec(), in.model.layout(), model_, engine_state_, in.ranks, in.batches, *stream_,
+      step_(in.spec, in.model.layout(), model_, engine_state_, in.ranks, in.batches, *stream_,
             all_recomputed(in.plan.decoder.keep)),
       time_limit_(in.ranks, most_tokens_of_a_step(in.plan.shape)),
       schedule_(make_schedule(in.options, in.length)),
@@ -67,7 +67,7 @@ Trainer::Trainer(const TrainerInputs& in)
   if (in.samples)
     samples_.emplace(in.runtime.device(), model_, engine_, *stream_, *in.samples, sample_batch_tokens(in.plan.shape));
   if (in.options.looks_for_best()) state_.evaluations.emplace().data_key = in.evaluation_data->key();
-  for (const std::string& remark : in.model.spec().remarks) log_info("{}", remark);
+  for (const std::string& remark : in.spec.remarks) log_info("{}", remark);
 }
 
 // After an error work may still be queued that uses the members' memory: the stream ends first.

@@ -33,6 +33,7 @@ class Documents;
 class ModelFiles;
 class OutputDirectory;
 class Runtime;
+struct DecoderSpec;
 struct TrainingPlan;
 
 struct TrainerInputs {
@@ -42,6 +43,7 @@ struct TrainerInputs {
   const RunFacts& facts;  // for the run's record
   Runtime& runtime;
   const ModelFiles& model;
+  const DecoderSpec& spec;  // the model's, as this run computes with it
   const TrainingPlan& plan;
   Communicator& ranks;         // the first of them writes and logs; what they decide, they decide together
   SequenceExchange* exchange;  // of the ranks that split this one's batches; null: batches are whole

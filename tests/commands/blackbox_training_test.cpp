@@ -90,6 +90,29 @@ class Blackbox : public testing::TestWithParam<std::string> {
   TemporaryDirectory temporary_;
 };
 
+using Fp8Products = Blackbox;
+INSTANTIATE_TEST_SUITE_P(Models, Fp8Products, testing::Values("fp8-products"), test_name);
+
+// The loss is PyTorch's with operands in FP8, and not the one without: a run multiplies as its options say. A code that
+// rounding turns moves it a little.
+TEST_P(Fp8Products, AreWhatARunMultiplies) {
+  const json batch = read_json(fixture() / "expected.json").at("batch");
+  const auto loss_of = [&](const char* fp8) {
+    const json options = {{"batch_size", std::to_string(batch.at("documents").get<int>())},
+                          {"max_length", "72"},
+                          {"max_steps", "1"},
+                          {"lr", "1e-3"},
+                          {"dtype", "fp32"},
+                          {"overwrite_output_dir", "true"},
+                          {"fp8", fp8}};
+    run_to_success(command().set(options));
+    return read_metrics(output()).at(0).at("loss").get<double>();
+  };
+  const double with = batch.at("loss"), without = batch.at("loss_without_fp8"), turned = 0.1 * std::abs(with - without);
+  EXPECT_NEAR(loss_of("true"), with, turned);
+  EXPECT_NEAR(loss_of("false"), without, kRelative * without);
+}
+
 using OneStep = Blackbox;
 
 // The first batch: forward and backward alone decide loss and norm. Every directory layout passes through here.

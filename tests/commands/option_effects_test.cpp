@@ -111,7 +111,7 @@ const std::vector<Case>& cases() {
   static const char* const train =
       "config print_config model data data_weights eval_data download validation_split output_dir overwrite_output_dir dry_run packing shuffle chat_template train_on_prompt "
       "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed rope_scaling rope_factor batch_size max_length "
-      "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic offload_optimizer offload_ratio "
+      "gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
       "max_grad_norm freeze lr_multiplier label_smoothing_factor resume allow_changed log_interval wall_clock_breakdown trace trace_steps device dtype "
       "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
@@ -194,50 +194,50 @@ const std::vector<Case>& cases() {
       {"plan",
        "offload_optimizer",
        {"--offload_optimizer", "none"},
-       "model download batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
+       "model download batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host "
        "explain trace json "
        "verbose quiet"},
       {"plan",
        "offload_ratio",
        {"--offload_ratio", "0"},
-       "model download batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
+       "model download batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host "
        "explain trace json "
        "verbose quiet"},
       {"bench step",
        "no_optimizer",
        {"--no_optimizer"},
-       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype deterministic device_memory "
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers deterministic device_memory "
        "host_memory no_optimizer freeze steps warmup breakdown trace json device dtype cpu_threads cpu_list verbose quiet"},
       {"bench step",
        "offload_optimizer",
        {"--offload_optimizer", "none"},
-       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory no_optimizer freeze max_grad_norm steps warmup "
        "breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet"},
       {"bench step",
        "offload_ratio",
        {"--offload_ratio", "0"},
-       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory no_optimizer freeze max_grad_norm steps warmup "
        "breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet"},
       {"bench step",
        "device",
        {"--device", "cpu"},
-       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
        "no_optimizer freeze max_grad_norm steps warmup breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
       {"bench step",
        "breakdown",
        {"--breakdown", "false"},
-       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
        "no_optimizer freeze max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet"},
       {"bench step",
        "gpus",
        {},
-       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic "
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
        "no_optimizer freeze max_grad_norm steps warmup breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
   };

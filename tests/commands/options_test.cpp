@@ -22,7 +22,7 @@ TEST(OptionLists, ArePinned) {
       names(*find_command("train")->rows),
       "model data data_weights eval_data download validation_split output_dir overwrite_output_dir dry_run packing shuffle chat_template train_on_prompt "
       "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed rope_scaling rope_factor batch_size "
-      "max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype deterministic mode "
+      "max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic mode "
       "offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size device_memory host_memory lr "
       "lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm freeze lr_multiplier label_smoothing_factor "
       "save_strategy save_steps save_total_limit save_only_model resume allow_changed log_interval eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold sample_prompts sample_steps sample_max_new_tokens wall_clock_breakdown trace trace_steps "
@@ -48,7 +48,7 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(
       names(*find_command("plan")->rows),
       "model download batch_size max_length gradient_accumulation_steps activation_checkpointing "
-      "grad_accum_dtype optimizer_state_dtype deterministic mode offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size "
+      "grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic mode offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size "
       "device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host explain trace json verbose quiet");
   EXPECT_EQ(names(*find_command("profile")->rows), "output overwrite cpu_threads verbose quiet");
   EXPECT_EQ(names(*find_command("doctor")->rows),
@@ -59,11 +59,11 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(
       names(*find_command("bench step")->rows),
       "config batch_size max_length gradient_accumulation_steps activation_checkpointing "
-      "grad_accum_dtype optimizer_state_dtype deterministic mode offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size "
+      "grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic mode offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size "
       "device_memory host_memory no_optimizer freeze max_grad_norm steps warmup breakdown trace json device dtype "
       "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet");
   EXPECT_EQ(names(*find_command("bench ops")->rows),
-            "config tokens max_length json device dtype cpu_threads verbose quiet");
+            "config tokens max_length fp8 json device dtype cpu_threads verbose quiet");
   EXPECT_EQ(names(*find_command("bench load")->rows), "model rounds json device dtype cpu_threads verbose quiet");
 }
 

@@ -49,5 +49,22 @@ TEST(RunRequest, AddsUpGradientsAsAsked) {
 // No option asks for such a format, so it is the program's own mistake.
 TEST(RunRequest, RefusesFormatsThatAreNotImplemented) { EXPECT_THROW(formats_of(DType::f16, 1), Bug); }
 
+TEST(Fp8KeepLayers, AreSoManyOfTheFirstAndTheLast) {
+  const auto kept = [](const char* text, bool fp8 = true) {
+    TrainOptions options;
+    options.fp8 = fp8;
+    options.fp8_keep_layers = text;
+    return kept_layers(options);
+  };
+  EXPECT_EQ(kept("first=1").first, 1);
+  EXPECT_EQ(kept("first=1").last, 0);
+  EXPECT_EQ(kept("last=12,first=3").first, 3);
+  EXPECT_EQ(kept("last=12,first=3").last, 12);
+  for (const char* wrong : {"", "1", "first", "first=", "first=-1", "first=1.5", "first=1,", "middle=1", "first=1 ",
+                            "first=99999999999999999999"})
+    EXPECT_THROW(kept(wrong), Error) << wrong;
+  EXPECT_THROW(kept("first=1", false), Error);
+}
+
 }  // namespace
 }  // namespace so

@@ -105,6 +105,8 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "max_grad_norm",
                                               "grad_accum_dtype",
                                               "optimizer_state_dtype",
+                                              "fp8",
+                                              "fp8_keep_layers",
                                               "deterministic",
                                               "dtype"}));
 }

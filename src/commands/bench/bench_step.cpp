@@ -36,6 +36,7 @@
 #include "plan/measure_units.h"
 #include "plan/plan_comparison.h"
 #include "plan/refusal.h"
+#include "plan/requested_engine.h"
 #include "plan/row_step.h"
 #include "plan/training_placement.h"
 #include "plan/training_plan.h"
@@ -247,7 +248,7 @@ std::vector<RankSteps> gather_steps(const BenchStepOptions& options, Communicato
 int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins, Communicator& ranks) {
   const NamedModel model = read_named_model(options.config, options.dtype);
   const ModelConfig& config = model.config;
-  const DecoderSpec& spec = model.spec;
+  const DecoderSpec spec = requested_spec(model.spec, options, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace && ranks.rank() == 0) require_output_file(*options.trace, "--trace", is_own_trace);
   const ParameterLayout layout(make_parameters(spec, parameter_rules(options)));

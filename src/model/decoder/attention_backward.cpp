@@ -29,14 +29,14 @@ void AttentionBlock::backward(const DecoderPass& pass, GradientSink& gradients, 
             block_output_backward(context_, pass, sink, p_.attention_output_norm, part.attention_out,
                                   part.attention_out_inv_rms, dnormed.rows(0, count), dresidual.rows(first, count));
         const Tensor d = dattention.rows(first, count);
-        ops_.linear_grad_input(pass.stream, d, dout, pass.weight(p_.o), Accumulate::overwrite);
-        grad_linear(ops_, pass.stream, sink, p_.o, p_.o_bias, dout,
-                    s.output_gate ? gate_backward(pass, part, d, dqkv.rows(first, count)) : part.mixed);
+        const ProjectionGradient of_output(o_, pass, sink, dout);
+        of_output.of_input(d);
+        of_output.of_weight(s.output_gate ? gate_backward(pass, part, d, dqkv.rows(first, count)) : part.mixed);
       });
   attend_backward(pass, gradients, a, dattention, gradient);
   share_gradient(pass, gradient);
   rotate_back(pass, gradients, a, gradient, dqkv);
-  projections_backward(context_, pass, gradients, p_, a, dqkv, dnormed, dresidual, tile);
+  projections_backward(context_, pass, gradients, qkv_, p_, a, dqkv, dnormed, dresidual, tile);
 }
 
 AttentionHeads AttentionBlock::acquire_gradient(const DecoderPass& pass, Tensor dqkv) const {

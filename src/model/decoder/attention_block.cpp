@@ -25,6 +25,8 @@ AttentionBlock::AttentionBlock(const DecoderContext& context, std::int64_t layer
       gives_keys_(spec_.gives_keys(layer)),
       last_taker_(takes_last(spec_, layer)),
       p_(context.parameters(layer)),
+      qkv_(context, layer, p_.qkv, p_.qkv_bias),
+      o_(context, layer, p_.o, p_.o_bias),
       setup_(context, layer),
       sliced_(context, layer) {
   const LayerRotation rotation = spec_.layer(layer).rotation;
@@ -131,9 +133,8 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
   const auto rows = [](Tensor t, std::int64_t first, std::int64_t count) { return t ? t.rows(first, count) : t; };
-  make_projections(context_, pass, p_, a, residual, tile, [&](const LayerActivations& part) {
-    ops_.linear(stream, part.qkv, part.normed1, pass.weight(p_.qkv), pass.weight(p_.qkv_bias), Accumulate::overwrite);
-  });
+  make_projections(context_, pass, p_, a, residual, tile,
+                   [&](const LayerActivations& part) { qkv_.forward(pass, part.qkv, part.normed1); });
   rotate(pass, a);
   if (!mixed) attend(pass, a, cache);
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
@@ -148,7 +149,7 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
       attention = gated;
     }
     if (!to) return;
-    ops_.linear(stream, raw ? raw : to, attention, pass.weight(p_.o), pass.weight(p_.o_bias), Accumulate::overwrite);
+    o_.forward(pass, raw ? raw : to, attention);
     block_output_norm(context_, pass, p_.attention_output_norm, to, raw, rows(a.attention_out_inv_rms, first, count));
   });
 }

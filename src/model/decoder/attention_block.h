@@ -8,6 +8,7 @@
 #include "model/decoder/context.h"
 #include "model/decoder/layer_activations.h"
 #include "model/decoder/pass.h"
+#include "model/decoder/projection.h"
 #include "model/decoder/slice_attention.h"
 #include "model/decoder/token_mixer.h"
 #include "model/rope.h"
@@ -71,6 +72,7 @@ class AttentionBlock final : public MixerBlock {
   const bool gives_keys_;       // to layers above
   const bool last_taker_;       // no layer above attends to the same ones
   const ParameterIndex::Layer& p_;
+  const Projection qkv_, o_;
   const AttentionSetup setup_;
   const SliceAttention sliced_;
 };

@@ -32,6 +32,9 @@ DecoderSettings with_kept(DecoderSettings settings, const DecoderSpec& spec, int
 DecoderContext checked(DecoderContext context) {
   const DecoderSpec& spec = context.spec;
   check_formats(context.settings.formats);
+  if (spec.has_fp8() && !context.ops.multiplies_fp8())
+    fail(
+        "--fp8: this GPU has no products in FP8 whose scales are of 128 elements; they need a Hopper GPU (H100, H200)");
   SO_CHECK(context.settings.loss_chunk_rows > 0, "loss chunk of {} rows", context.settings.loss_chunk_rows);
   const Tensor& rope = context.rope;
   SO_CHECK(spec.expert_layers() == 0 || inputs_of(spec.gate) == inputs_of(spec.experts.activation),

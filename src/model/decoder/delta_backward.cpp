@@ -39,7 +39,7 @@ void DeltaBlock::backward(const DecoderPass& pass, GradientSink& gradients, Laye
     to_key_head_order(ops_, stream, delta_, part.qkv, dtile);
     return part.qkv;
   };
-  projections_backward(context_, pass, gradients, p_, a, dprojected, dnormed, dresidual, tile, sorted);
+  projections_backward(context_, pass, gradients, qkv_, p_, a, dprojected, dnormed, dresidual, tile, sorted);
 }
 
 Tensor DeltaBlock::gate_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,

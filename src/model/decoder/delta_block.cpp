@@ -14,6 +14,7 @@ DeltaBlock::DeltaBlock(const DecoderContext& context, std::int64_t layer)
       ops_(context.ops),
       layer_(layer),
       p_(context.parameters(layer)),
+      qkv_(context, p_.qkv, Joined()),
       sliced_(context, layer) {
   SO_CHECK(!spec_.output_norms, "a norm of what a delta layer adds");
 }
@@ -96,7 +97,7 @@ void DeltaBlock::project(const DecoderPass& pass, const LayerActivations& a) con
   const bool sorted = delta_.by_key_head;
   const Tensor made =
       sorted ? pass.arena.acquire("projections by key head", a.qkv.dtype(), {a.qkv.dim(0), a.qkv.dim(1)}) : a.qkv;
-  ops_.linear(pass.stream, made, a.normed1, pass.weight(p_.qkv), Tensor(), Accumulate::overwrite);
+  qkv_.forward(pass, made, a.normed1);
   if (sorted) from_key_head_order(ops_, pass.stream, delta_, a.qkv, made);
 }
 

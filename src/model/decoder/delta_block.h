@@ -8,6 +8,7 @@
 #include "model/decoder/delta_part.h"
 #include "model/decoder/layer_activations.h"
 #include "model/decoder/pass.h"
+#include "model/decoder/projection.h"
 #include "model/decoder/slice_delta.h"
 #include "model/decoder/token_mixer.h"
 
@@ -53,6 +54,7 @@ class DeltaBlock final : public MixerBlock {
   Ops& ops_;
   const std::int64_t layer_;
   const ParameterIndex::Layer& p_;
+  const Projection qkv_;
   const SliceDelta sliced_;
 };
 

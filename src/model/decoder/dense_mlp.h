@@ -3,6 +3,7 @@
 
 #include "model/decoder/context.h"
 #include "model/decoder/feed_forward.h"
+#include "model/decoder/projection.h"
 
 namespace so {
 
@@ -13,7 +14,7 @@ class DenseMlp final : public FeedForward {
   };
   // The MLP of a layer that has no experts.
   DenseMlp(const DecoderContext& context, std::int64_t layer);
-  DenseMlp(const DecoderContext& context, const Weights& weights, std::int64_t intermediate);
+  DenseMlp(const DecoderContext& context, std::int64_t layer, const Weights& weights, std::int64_t intermediate);
 
   std::string_view name_of_output() const override { return "the output of its MLP"; }
   void complete_routing(Arena&, std::int64_t, LayerActivations&) const override {}
@@ -27,12 +28,10 @@ class DenseMlp final : public FeedForward {
                 Tensor dresidual) const override;
 
  private:
-  // Computes a.gate_up.
-  void project(const DecoderPass& pass, const LayerActivations& a) const;
-
   const DecoderContext& context_;
   Ops& ops_;
   const Weights w_;
+  const Projection gate_up_, down_;
   const std::int64_t intermediate_;
 };
 

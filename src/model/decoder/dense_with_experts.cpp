@@ -19,7 +19,7 @@ LayerActivations of_dense(const LayerActivations& a) {
 DenseWithExperts::DenseWithExperts(const DecoderContext& context, std::int64_t layer)
     : context_(context),
       p_(context.parameters(layer)),
-      dense_(context, {p_.shared_gate_up, {}, p_.shared_down, {}}, context.spec.experts.shared_intermediate),
+      dense_(context, layer, {p_.shared_gate_up, {}, p_.shared_down, {}}, context.spec.experts.shared_intermediate),
       experts_(context, layer) {
   SO_CHECK(context.spec.input_norms && context.spec.output_norms, "an MLP and experts without norms around them");
 }

@@ -44,7 +44,7 @@ void LatentBlock::backward(const DecoderPass& pass, GradientSink& gradients, Lay
                                            dq.rows(first, count), dkv.rows(first, count),
                                            dprojected.rows(first, count));
                          });
-  projections_backward(context_, pass, gradients, p_, a, dprojected, dnormed, dresidual, tile);
+  projections_backward(context_, pass, gradients, qkv_, p_, a, dprojected, dnormed, dresidual, tile);
 }
 
 void LatentBlock::expand_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,

@@ -12,6 +12,7 @@ LatentBlock::LatentBlock(const DecoderContext& context, std::int64_t layer)
       shape_(context.spec.shape(layer)),
       ops_(context.ops),
       p_(context.parameters(layer)),
+      qkv_(context, p_.qkv, Joined()),
       attention_(context, layer) {
   SO_CHECK(!spec_.output_norms && !spec_.o_bias && !spec_.qkv_bias, "norms or biases around attention by latents");
   SO_CHECK(latent_.still_dim + latent_.rotary_dim == shape_.head_dim && latent_.v_dim == shape_.head_dim &&
@@ -116,9 +117,8 @@ LayerActivations LatentBlock::with_heads(const LayerActivations& a) {
 void LatentBlock::forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& residual,
                           Tensor out, KvCache* cache, std::int64_t tile, bool mixed) const {
   const std::int64_t n = pass.tokens();
-  make_projections(context_, pass, p_, a, residual, tile, [&](const LayerActivations& part) {
-    ops_.linear(pass.stream, part.qkv, part.normed1, pass.weight(p_.qkv), Tensor(), Accumulate::overwrite);
-  });
+  make_projections(context_, pass, p_, a, residual, tile,
+                   [&](const LayerActivations& part) { qkv_.forward(pass, part.qkv, part.normed1); });
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
     expand(pass, tile < n ? a.rows(first, count) : a, pass.batch.positions.rows(first, count));
   });

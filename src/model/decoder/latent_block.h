@@ -9,6 +9,7 @@
 #include "model/decoder/context.h"
 #include "model/decoder/layer_activations.h"
 #include "model/decoder/pass.h"
+#include "model/decoder/projection.h"
 #include "model/decoder/token_mixer.h"
 
 namespace so {
@@ -66,6 +67,7 @@ class LatentBlock final : public MixerBlock {
   const AttentionShape shape_;
   Ops& ops_;
   const ParameterIndex::Layer& p_;
+  const Projection qkv_;
   const AttentionBlock attention_;  // what is between the heads and the last product
 };
 

@@ -29,24 +29,24 @@ void make_projections(const DecoderContext& context, const DecoderPass& pass, co
 }
 
 void projections_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients,
-                          const ParameterIndex::Layer& p, const LayerActivations& a, Tensor dprojected, Tensor dnormed,
-                          Tensor dresidual, std::int64_t tile,
+                          const Projection& projection, const ParameterIndex::Layer& p, const LayerActivations& a,
+                          Tensor dprojected, Tensor dnormed, Tensor dresidual, std::int64_t tile,
                           const std::function<Tensor(const LayerActivations& part, Tensor dtile)>& order) {
   const std::int64_t n = pass.tokens();
-  Ops& ops = context.ops;
-  for_each_gradient_tile(ops, pass, gradients, {p.qkv, p.qkv_bias, p.input_norm}, tile,
+  for_each_gradient_tile(context.ops, pass, gradients, {p.qkv, p.qkv_bias, p.input_norm}, tile,
                          [&](GradientSink& sink, std::int64_t first, std::int64_t count) {
                            LayerActivations part = tile < n ? a.rows(first, count) : a;
                            Tensor dtile = dprojected.rows(first, count);
                            const Tensor dinput = dnormed.rows(0, count);
                            if (order) dtile = order(part, dtile);
-                           ops.linear_grad_input(pass.stream, dinput, dtile, pass.weight(p.qkv), Accumulate::overwrite);
+                           const ProjectionGradient gradient(projection, pass, sink, dtile);
+                           gradient.of_input(dinput);
                            if (!part.normed1) {
                              complete_mixer_input(context, pass.arena, count, part);
                              block_input(context, pass, p.input_norm, part.normed1, part.inv_rms1, part.x, Tensor(),
                                          Tensor());
                            }
-                           grad_linear(ops, pass.stream, sink, p.qkv, p.qkv_bias, dtile, part.normed1);
+                           gradient.of_weight(part.normed1);
                            block_input_backward(context, pass, sink, p.input_norm, part.x, part.inv_rms1, dinput,
                                                 dresidual.rows(first, count));
                          });

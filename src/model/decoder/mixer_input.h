@@ -8,6 +8,7 @@
 #include "model/decoder/context.h"
 #include "model/decoder/layer_activations.h"
 #include "model/decoder/pass.h"
+#include "model/decoder/projection.h"
 #include "offload/memory/parameter_source.h"
 
 namespace so {
@@ -22,10 +23,11 @@ void make_projections(const DecoderContext& context, const DecoderPass& pass, co
                       const std::function<void(const LayerActivations& part)>& project);
 
 // Adds the gradient of make_projections() to dresidual, from dprojected, T [N, projected_width]. `dnormed`: memory for
-// T [tile, H]. order(part, dtile) returns a tile of dprojected in the order of the weight's rows; none: it has that.
+// T [tile, H]. `projection` is what project() multiplies by. order(part, dtile) returns a tile of dprojected in the
+// order of the weight's rows; none: it has that.
 void projections_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients,
-                          const ParameterIndex::Layer& p, const LayerActivations& a, Tensor dprojected, Tensor dnormed,
-                          Tensor dresidual, std::int64_t tile,
+                          const Projection& projection, const ParameterIndex::Layer& p, const LayerActivations& a,
+                          Tensor dprojected, Tensor dnormed, Tensor dresidual, std::int64_t tile,
                           const std::function<Tensor(const LayerActivations& part, Tensor dtile)>& order = nullptr);
 
 }  // namespace so

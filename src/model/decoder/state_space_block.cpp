@@ -14,6 +14,7 @@ StateSpaceBlock::StateSpaceBlock(const DecoderContext& context, std::int64_t lay
       ops_(context.ops),
       layer_(layer),
       p_(context.parameters(layer)),
+      qkv_(context, p_.qkv, Joined()),
       sliced_(context, layer) {
   SO_CHECK(!spec_.output_norms, "a norm of what a state space adds");
 }
@@ -79,9 +80,8 @@ void StateSpaceBlock::forward(const DecoderPass& pass, const LayerActivations& a
                               Tensor out, KvCache* cache, std::int64_t tile, bool mixed) const {
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
-  make_projections(context_, pass, p_, a, residual, tile, [&](const LayerActivations& part) {
-    ops_.linear(stream, part.qkv, part.normed1, pass.weight(p_.qkv), Tensor(), Accumulate::overwrite);
-  });
+  make_projections(context_, pass, p_, a, residual, tile,
+                   [&](const LayerActivations& part) { qkv_.forward(pass, part.qkv, part.normed1); });
   mix(pass, a, cache, mixed);
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
     Arena::Scope scope(pass.arena);
@@ -133,7 +133,7 @@ void StateSpaceBlock::backward(const DecoderPass& pass, GradientSink& gradients,
                            grad_linear(ops_, stream, sink, p_.o, Joined(), dout, gated);
                          });
   mix_backward(pass, gradients, a, dmixed, dprojected);
-  projections_backward(context_, pass, gradients, p_, a, dprojected, dnormed, dresidual, tile);
+  projections_backward(context_, pass, gradients, qkv_, p_, a, dprojected, dnormed, dresidual, tile);
 }
 
 Tensor StateSpaceBlock::gate_backward(const DecoderPass& pass, GradientSink& gradients, const LayerActivations& a,

@@ -7,6 +7,7 @@
 #include "model/decoder/context.h"
 #include "model/decoder/layer_activations.h"
 #include "model/decoder/pass.h"
+#include "model/decoder/projection.h"
 #include "model/decoder/slice_state_space.h"
 #include "model/decoder/state_space_part.h"
 #include "model/decoder/token_mixer.h"
@@ -51,6 +52,7 @@ class StateSpaceBlock final : public MixerBlock {
   Ops& ops_;
   const std::int64_t layer_;
   const ParameterIndex::Layer& p_;
+  const Projection qkv_;
   const SliceStateSpace sliced_;
 };
 

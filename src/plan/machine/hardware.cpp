@@ -39,6 +39,7 @@ constexpr std::pair<const char*, double E::*> efficiencies[]{
     {"long_small_head_attention_backward", &E::long_small_head_attention_backward},
     {"any_order", &E::any_order},
     {"any_order_small_head", &E::any_order_small_head},
+    {"fp8_products", &E::fp8_products},
     {"window_forward", &E::window_forward},
     {"window_backward", &E::window_backward},
     {"attention_block_queries", &E::attention_block_queries},
@@ -262,8 +263,9 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
   const ordered_json json = parse_text(text, origin);
   const std::string file_name = printable_path(origin);
   const Reader file(json, file_name);
-  file.only({"name", "source", "one_memory", "device_memory_bytes", "host_memory_bytes", "host_threads", "measured",
-             "rates", "adamw", "efficiencies", "fixed_memory", "other_rates", "hosts", "between_gpus", "sources"});
+  file.only({"name", "source", "one_memory", "fp8", "device_memory_bytes", "host_memory_bytes", "host_threads",
+             "measured", "rates", "adamw", "efficiencies", "fixed_memory", "other_rates", "hosts", "between_gpus",
+             "sources"});
   HardwareProfile profile;
   profile.name = file.text("name");
   profile.source = file.text("source");
@@ -277,6 +279,7 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
     fail(
         "{}: one_memory: GPU and CPU share it, so device_memory_bytes and host_memory_bytes must be the same: all of it",
         file_name);
+  if (json.contains("fp8")) profile.fp8 = file.boolean("fp8");
   profile.host_threads = static_cast<int>(std::ceil(file.positive("host_threads", 4096)));
   read_table(Reader(file.at("rates"), file_name, "rates."), rates, profile.rates);
   if (json.contains("adamw")) profile.rates.adamw = read_tuning(json["adamw"], file_name);
@@ -296,6 +299,7 @@ std::string to_json(const HardwareProfile& profile) {
   for (const auto& [key, member] : rates) by_name[key] = profile.rates.*member;
   ordered_json json{{"name", profile.name}, {"source", profile.source}};
   if (profile.one_memory) json["one_memory"] = true;
+  if (profile.fp8) json["fp8"] = true;
   json["device_memory_bytes"] = profile.device_memory;
   json["host_memory_bytes"] = profile.host_memory;
   json["host_threads"] = profile.host_threads;

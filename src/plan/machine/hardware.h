@@ -53,6 +53,7 @@ struct HardwareProfile {
   std::size_t device_memory = 0;  // bytes that a process may have
   std::size_t host_memory = 0;    // bytes that it may have beside the rest of the system
   bool one_memory = false;        // GPU and CPU share it: both are all of it, without a plan's margin
+  bool fp8 = false;               // the GPU has products in FP8 that --fp8 takes
   int host_threads = 1;           // that run AdamW
   MachineRates rates;             // of a model in bf16
   std::vector<SharedHost> hosts;  // with several GPUs, the fewest first; empty: not known

@@ -28,8 +28,9 @@ struct Efficiencies {
   bool gradients_in_any_order = false;             // what the run asks for
   double window_forward = 0, window_backward = 0;  // with a window, of what attention reaches without
   double attention_block_queries = 0, processors = 0, attention_tile_keys = 0;
-  double expert_rows = 0;  // an expert's products take no longer with this many rows more
-  double experts = 0;      // of gemm_flops, what they reach beside that
+  double expert_rows = 0;   // an expert's products take no longer with this many rows more
+  double experts = 0;       // of gemm_flops, what they reach beside that
+  double fp8_products = 0;  // of gemm_flops, what products in FP8 reach, where there are any
   // Of gemm_flops, a layer's products in bf16 if a size of theirs is no multiple of gemm_multiple; if one is odd.
   double unaligned_products = 0, odd_products = 0;
   double forward_kernels = 0, backward_kernels = 0, expert_kernels = 0;  // of a layer; the last each way

@@ -232,6 +232,32 @@ void add_exchanges(const DecoderSpec& spec, std::int64_t layer, double tokens, d
   unit.backward_kernels += 2 * copies;
 }
 
+// The products of a layer that are in FP8, forward, and what rounding their operands reads and writes.
+struct Fp8Work {
+  double flops = 0, forward_bytes = 0, backward_bytes = 0;
+};
+Fp8Work fp8_work(const DecoderSpec& spec, std::int64_t of_layer, double tokens, double size) {
+  const LayerSpec layer = spec.layer(of_layer);
+  if (!layer.fp8) return {};
+  // Columns of what the products read and of what they write, and elements of their weights.
+  double in = 0, out = 0, weights = 0;
+  const auto add = [&](std::int64_t columns_in, std::int64_t columns_out) {
+    const auto i = static_cast<double>(columns_in), o = static_cast<double>(columns_out);
+    in += i, out += o, weights += i * o;
+  };
+  if (layer.mixer == TokenMixer::attention) {
+    add(spec.hidden, spec.projected_width(of_layer));
+    add(spec.mixed_width(of_layer), spec.hidden);
+  }
+  const std::int64_t dense = !layer.experts              ? spec.dense_width(of_layer)
+                             : spec.experts.shared_apart ? spec.experts.shared_intermediate
+                                                         : 0;
+  if (dense > 0) add(spec.hidden, inputs_of(spec.gate) * dense), add(dense, spec.hidden);
+  // Every operand is read in the activations' format and written once a byte, the gradient of what is made twice.
+  return {2 * tokens * weights, (size + 1) * (tokens * in + weights),
+          (size + 1) * (tokens * in + weights) + (size + 2) * tokens * out};
+}
+
 // What a tile's products read and write of the fp32 sums of a layer's matrices.
 double tile_sum_bytes(const DecoderSpec& spec, std::int64_t layer) {
   const bool experts = spec.layer(layer).experts;
@@ -301,7 +327,9 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     const double projections =
         flops[static_cast<std::size_t>(layer_unit(layer))].forward - mlp - mixing;  // and the router
     const MixingWork scores = mixing_work(spec, layer, cu_seqlens, reached, sequence);
-    const double products = (projections + mlp / mlp_share(spec, layer, tokens, reached)) / aligned;
+    const Fp8Work fp8 = fp8_work(spec, layer, tokens, size);
+    const double saved = fp8.flops > 0 ? fp8.flops * (1 - 1 / reached.fp8_products) : 0;
+    const double products = (projections + mlp / mlp_share(spec, layer, tokens, reached)) / aligned - saved;
     unit.forward_flops = products + scores.forward;
     const UnitBackward part = backward.empty() ? UnitBackward{} : backward[static_cast<std::size_t>(layer_unit(layer))];
     if (part.runs) unit.backward_flops = (1 + part.weights) * products + scores.backward;
@@ -314,9 +342,10 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     const double width = static_cast<double>(spec.mlp_width(layer)),
                  matrices = static_cast<double>(spec.mlp_matrices()),
                  rows = l.experts ? static_cast<double>(spec.experts.per_token) * hidden : 0;
-    unit.forward_bytes = tokens * size * (work.forward + matrices * width + 3 * rows);
+    unit.forward_bytes = tokens * size * (work.forward + matrices * width + 3 * rows) + fp8.forward_bytes;
     if (part.runs)
-      unit.backward_bytes = tokens * size * (work.backward + (2 * matrices + (l.experts ? 2 : 0)) * width + 7 * rows);
+      unit.backward_bytes = tokens * size * (work.backward + (2 * matrices + (l.experts ? 2 : 0)) * width + 7 * rows) +
+                            fp8.backward_bytes;
     add_exchanges(spec, layer, tokens, size, sequence, part.runs, unit);
   }
   return units;
