@@ -24,7 +24,7 @@ double even_draw(std::uint64_t stream, std::uint64_t element) {
   return (static_cast<double>(mix_counter(stream ^ element) >> 40) + 0.5) * 0x1p-24;
 }
 
-// What softplus makes a step of that is drawn evenly by its logarithm, as transformers begins Mamba2.
+// Returns a bias whose softplus is a step drawn evenly by its logarithm, as transformers begins Mamba2.
 double step_bias(const StateSpaceSpec& space, double even) {
   const double least = std::log(std::max(space.least_step, 1e-30)), most = std::log(space.most_step);
   const double step = std::max({std::exp(least + even * (most - least)), space.floor_step, 1e-30});

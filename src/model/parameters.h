@@ -48,7 +48,7 @@ struct ParameterIndex {
     Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks;
     Joined q_latent_norm, q_heads, kv_latent_norm, kv_heads;  // of a layer with latents, which are its qkv
     Joined o, o_bias, attention_output_norm, mlp_norm;
-    // Of a delta layer or state space, whose qkv and o are its first and last product.
+    // A delta layer and a state space have these; their qkv and o are the first and last product.
     Joined convolution, convolution_bias, a_log, dt_bias, skip, state_norm;
     Joined router, router_bias;  // in a layer with experts, whose next four are of all experts
     Joined gate_up, gate_up_bias, down, down_bias;

@@ -11,7 +11,6 @@ DenseMlp::DenseMlp(const DecoderContext& context, std::int64_t layer)
 DenseMlp::DenseMlp(const DecoderContext& context, std::int64_t layer, const Weights& weights, std::int64_t intermediate)
     : context_(context),
       ops_(context.ops),
-      w_(weights),
       gate_up_(context, layer, weights.gate_up, weights.gate_up_bias),
       down_(context, layer, weights.down, weights.down_bias),
       intermediate_(intermediate) {}

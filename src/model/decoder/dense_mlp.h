@@ -21,7 +21,9 @@ class DenseMlp final : public FeedForward {
   void complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   bool keeps_activated() const override { return true; }
   bool works_in_tiles(const LayerActivations& kept) const override { return !kept.gate_up; }
-  std::vector<Joined> parameters() const override { return {w_.down, w_.down_bias, w_.gate_up, w_.gate_up_bias}; }
+  std::vector<Joined> parameters() const override {
+    return {down_.weight(), down_.bias(), gate_up_.weight(), gate_up_.bias()};
+  }
   void complete(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const override;
   void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed, Tensor dout,
@@ -30,7 +32,6 @@ class DenseMlp final : public FeedForward {
  private:
   const DecoderContext& context_;
   Ops& ops_;
-  const Weights w_;
   const Projection gate_up_, down_;
   const std::int64_t intermediate_;
 };

@@ -20,6 +20,9 @@ class Projection {
   Projection(const DecoderContext& context, Joined weight, Joined bias)
       : context_(context), weight_(weight), bias_(bias) {}
 
+  Joined weight() const { return weight_; }
+  Joined bias() const { return bias_; }
+
   // out = x w^T + bias.  x T [n, I], out T [n, O].
   void forward(const DecoderPass& pass, Tensor out, Tensor x) const;
 

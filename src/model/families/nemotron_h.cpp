@@ -110,7 +110,7 @@ void read_layers(const ConfigReader& config, DecoderSpec& spec) {
                                                    from != nullptr ? from : "a model that names no layers"));
 }
 
-// What some files call otherwise, and transformers takes before the usual name.
+// Returns the name of a key that some files call otherwise: the other one if it is there, as transformers takes it.
 const char* key_of(const ConfigReader& config, const char* usual, const char* other) {
   return config.has(other) ? other : usual;
 }

@@ -74,7 +74,7 @@ void swiglu_grad_as(T* dgate_up, T* activated, const T* dout, const T* gate_up, 
   }
 }
 
-// Of NaN comes NaN: comparing is false.
+// NaN stays NaN, since no comparison with it is true.
 template <class D>
 HWY_INLINE hn::Vec<D> relu(D d, hn::Vec<D> x) {
   return hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x);

@@ -144,7 +144,7 @@ struct Clamped {
   }
 };
 
-// Of NaN comes NaN: comparing is false.
+// NaN stays NaN, since no comparison with it is true.
 struct ReluSquared {
   template <class D>
   HWY_INLINE hn::Vec<D> value(D d, hn::Vec<D>, hn::Vec<D> up) const {

@@ -49,7 +49,7 @@ float skip_of(const Tensor& skip, std::int64_t head) {
   return result;
 }
 
-// What a chunk's rows bring to all heads of a group.
+// The rows of a chunk have these for all heads of a group.
 struct SpaceGroup {
   float *b, *c, *cb;  // [chunk, k_dim] twice, [chunk, chunk]
 

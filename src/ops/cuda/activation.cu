@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(threads)
   if (activated) store<N>(activated + row * width + i, again);
 }
 
-// Of NaN comes NaN: comparing is false.
+// NaN stays NaN, since no comparison with it is true.
 __device__ inline float relu(float x) { return x < 0 ? 0.0f : x; }
 
 template <class T, int N>

@@ -130,7 +130,7 @@ struct Clamped {
   }
 };
 
-// Of NaN comes NaN: comparing is false.
+// NaN stays NaN, since no comparison with it is true.
 struct ReluSquared {
   template <class T>
   __device__ float operator()(float&, float& up) const {

@@ -230,13 +230,7 @@ void CudaOps::linear_grad_weight(Stream& stream, Tensor dw, Tensor dy, Tensor x,
 }
 
 // cuBLASLt 13 has scales of 128 elements on Hopper alone.
-bool CudaOps::multiplies_fp8() const {
-  int device = 0, major = 0;
-  SO_CUDA(cudaGetDevice(&device));
-  SO_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  constexpr int hopper = 9;
-  return major == hopper;
-}
+bool CudaOps::multiplies_fp8() const { return properties_.capability == 90; }
 
 void CudaOps::fp8_product(Stream& stream, Tensor out, Fp8Matrix a, Fp8Matrix b, Tensor bias, Accumulate mode) {
   expect_fp8_product(out, a, b, bias);
