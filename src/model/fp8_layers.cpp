@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "model/flops.h"
 #include "model/parameters.h"
 #include "ops/fp8_matrix.h"
 
@@ -40,13 +41,46 @@ void use_fp8(DecoderSpec& spec, std::int64_t keep_first, std::int64_t keep_last,
   bool any = false;
   for (std::int64_t layer = keep_first; layer < spec.layers - keep_last; ++layer) {
     const auto weights = fp8_weights(spec, layer, index.layers[static_cast<std::size_t>(layer)]);
+    std::int64_t elements = 0;
     for (const Joined& weight : weights)
-      for (int i = 0; i < weight.count; ++i)
-        require_whole_blocks(parameters[static_cast<std::size_t>(weight.first + i)], model);
+      for (int i = 0; i < weight.count; ++i) {
+        const Parameter& parameter = parameters[static_cast<std::size_t>(weight.first + i)];
+        require_whole_blocks(parameter, model);
+        elements += parameter.size();
+      }
     spec.layer_specs[static_cast<std::size_t>(layer)].fp8 = !weights.empty();
+    SO_CHECK(static_cast<double>(elements) == fp8_widths(spec, layer).weights, "{} weights in FP8 of layer {}",
+             elements, layer);
     any = any || !weights.empty();
   }
   if (!any) fail("--fp8: {} has no layer with attention or a dense MLP whose products could be in FP8", model);
+}
+
+Fp8Widths fp8_widths(const DecoderSpec& spec, std::int64_t layer) {
+  const LayerSpec l = spec.layer(layer);
+  Fp8Widths widths;
+  const auto add = [&](std::int64_t in, std::int64_t out) {
+    widths.in += static_cast<double>(in);
+    widths.out += static_cast<double>(out);
+    widths.weights += static_cast<double>(in * out);
+  };
+  if (!l.fp8) return widths;
+  if (l.mixer == TokenMixer::attention) {
+    add(spec.hidden, spec.projected_width(layer));
+    add(spec.mixed_width(layer), spec.hidden);
+  }
+  const std::int64_t dense = !l.experts                  ? spec.dense_width(layer)
+                             : spec.experts.shared_apart ? spec.experts.shared_intermediate
+                                                         : 0;
+  if (dense > 0) add(spec.hidden, inputs_of(spec.gate) * dense), add(dense, spec.hidden);
+  return widths;
+}
+
+double fp8_share(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens) {
+  const double tokens = cu_seqlens.empty() ? 0.0 : cu_seqlens.back();
+  double weights = 0;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) weights += fp8_widths(spec, layer).weights;
+  return weights > 0 ? 6 * tokens * weights / model_flops(spec, cu_seqlens) : 0;
 }
 
 }  // namespace so

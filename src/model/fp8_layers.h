@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "model/spec.h"
@@ -12,5 +13,15 @@ namespace so {
 // attention, and of an MLP that is no expert. Throws Error, which names the tensor, where a size is no multiple of 128;
 // and if no layer is left. `model`: as the user called it.
 void use_fp8(DecoderSpec& spec, std::int64_t keep_first, std::int64_t keep_last, const std::string& model);
+
+// What the products of a layer that are in FP8 read and write: columns of their inputs and of their outputs, and
+// elements of their weights. All 0 where none is.
+struct Fp8Widths {
+  double in = 0, out = 0, weights = 0;
+};
+Fp8Widths fp8_widths(const DecoderSpec& spec, std::int64_t layer);
+
+// Of the FLOPs that model_flops() counts where all is trained, those of products in FP8.
+double fp8_share(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
 
 }  // namespace so

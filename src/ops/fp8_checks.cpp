@@ -35,7 +35,8 @@ void expect_fp8_product(const Tensor& out, const Fp8Matrix& a, const Fp8Matrix& 
            shape_string(b.codes.shape()));
   const std::int64_t k = a.codes.dim(1);
   SO_CHECK(k % fp8_block == 0, "{}: {} columns are no whole blocks", op, k);
-  SO_CHECK(a.blocks == Fp8Matrix::Blocks::rows, "{}: the first matrix has a scale for each row", op);
+  SO_CHECK(a.blocks == Fp8Matrix::Blocks::rows && b.blocks == Fp8Matrix::Blocks::squares,
+           "{}: the first matrix is in rows, the second in squares", op);
   SO_CHECK(out.rank() == 2, "{}: out is {}", op, shape_string(out.shape()));
   expect_fp8_matrix(op, "a", a, out.dim(0), k);
   expect_fp8_matrix(op, "b", b, b.codes.dim(0), k);

@@ -15,7 +15,7 @@ inline constexpr std::int64_t fp8_block = 128;
 struct Fp8Matrix {
   enum class Blocks : std::uint8_t {
     rows,     // 1 x 128: of activations and of gradients
-    squares,  // 128 x 128: of weights, whose R is a multiple of 128
+    squares,  // 128 x 128, R a multiple of 128: of weights, and of activations in the gradient of a weight
   };
   Blocks blocks = Blocks::rows;
   Tensor codes;   // u8 [R, width(K)]; codes behind K are 0

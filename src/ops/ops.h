@@ -52,9 +52,9 @@ class Ops {
   // transposed one, [K, N]; both have the same kind of blocks, or one is empty. Blocks of rows are 128 elements of a
   // row of each. K is a multiple of 128.
   virtual void fp8_quantise(Stream&, Fp8Matrix rows, Fp8Matrix columns, Tensor x) = 0;
-  // out = a b^T (+ bias) (+ out). a [N, K] in blocks of rows, b [O, K] in either, out f32 or T [N, O], bias T [O] or
+  // out = a b^T (+ bias) (+ out). a [N, K] in blocks of rows, b [O, K] in squares, out f32 or T [N, O], bias T [O] or
   // empty.  With x in rows and w in squares that is linear(); with dy in rows and w transposed, linear_grad_input();
-  // and with both dy and x in columns, linear_grad_weight().
+  // and with columns of dy and squares of x transposed, linear_grad_weight().
   virtual void fp8_product(Stream&, Tensor out, Fp8Matrix a, Fp8Matrix b, Tensor bias, Accumulate) = 0;
 
   // sum = x + delta_scale * delta; out = sum * inv_rms * (weight_offset + weight); inv_rms = 1 / sqrt(mean(sum^2) +

@@ -155,8 +155,9 @@ OptionTable<StepOptions> make_step() {
   t.add(
        "fp8", &O::fp8,
        "Whether the products of attention's and dense MLPs' weights, and their gradients, are in FP8 (E4M3; 1 x 128 "
-       "elements of activations and gradients have a scale, 128 x 128 of weights). Attention itself, embeddings, norms "
-       "and experts stay as they are, and so do master weights and what is saved. Needs a Hopper GPU, or the CPU")
+       "elements of activations and gradients have a scale, 128 x 128 of weights, and of activations where they make a "
+       "weight's gradient). Attention itself, embeddings, norms and experts stay as they are, and so do master weights "
+       "and what is saved. Needs a Hopper GPU, or the CPU")
       .bare("true")
       .default_from(ours)
       .affects_later_steps();

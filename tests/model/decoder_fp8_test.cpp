@@ -53,13 +53,13 @@ TEST_F(Fp8Step, IsThatOfPyTorch) {
   const StepResult got = step(fp8_settings());
   if (got.losses.empty()) GTEST_SKIP() << "this GPU has no products in FP8";
   // A GPU adds up the products of 128 elements with about 14 bits, which turns more of them: 3.3% was seen on an H200.
-  const double turned_codes = test::on_gpu() ? 0.045 : 0.01;
+  const double turned_codes = test::on_gpu() ? 0.045 : 0.01, of_loss = test::on_gpu() ? 0.2 : 0.1;
   const auto& numbers = fixture.expected.at("batch");
   double loss = 0;
   for (const float of_token : got.losses) loss += of_token;
   loss /= static_cast<double>(batch.trained());
   const double expected_loss = numbers.at("loss"), without = numbers.at("loss_without_fp8");
-  EXPECT_NEAR(loss, expected_loss, 0.1 * std::abs(expected_loss - without));
+  EXPECT_NEAR(loss, expected_loss, of_loss * std::abs(expected_loss - without));
   const auto rows = test::read_safetensors(fixture.path / "grads.safetensors");
   for (const auto& [name, gradient] : got.gradients) {
     const double norm = numbers.at("grad_norms").at(name);

@@ -31,6 +31,7 @@ constexpr Published published[] = {
     {"glm-4.7-flash", 29'943'390'976, "Glm4MoeLiteForCausalLM"},
     {"gpt-oss-20b", 20'914'757'184, "GptOssForCausalLM"},
     {"granite-3.3-8b", 8'170'864'640, "GraniteForCausalLM"},
+    {"llama-2-13b-1m", 13'015'864'320, "LlamaForCausalLM"},
     {"llama-3.1-8b", 8'030'261'248, "LlamaForCausalLM"},
     {"llama-3.3-70b", 70'553'706'496, "LlamaForCausalLM"},
     {"ministral-3-14b", 13'506'073'600, "Ministral3ForCausalLM"},

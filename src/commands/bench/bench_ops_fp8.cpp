@@ -16,11 +16,11 @@ Fp8Matrix acquire(Tensors& m, Blocks blocks, std::int64_t rows, std::int64_t k) 
 }
 
 // out [rows, columns] = a b^T over k; operands are rounded from random numbers.
-Case product(const std::string& name, std::int64_t rows, std::int64_t columns, std::int64_t k, Blocks of_b, DType t) {
+Case product(const std::string& name, std::int64_t rows, std::int64_t columns, std::int64_t k, DType t) {
   const double flops = 2 * static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(k);
   return {name, fmt::format("{} x {} x {}", rows, k, columns), 0, flops, [=](Tensors& m) {
             const Tensor out = m.random(t, {rows, columns}), x = m.random(t, {rows, k}), w = m.random(t, {columns, k});
-            const Fp8Matrix a = acquire(m, Blocks::rows, rows, k), b = acquire(m, of_b, columns, k);
+            const Fp8Matrix a = acquire(m, Blocks::rows, rows, k), b = acquire(m, Blocks::squares, columns, k);
             return Call{
                 [=](Ops& ops, Stream& stream) { ops.fp8_product(stream, out, a, b, Tensor(), Accumulate::overwrite); },
                 [=](Ops& ops, Stream& stream) {
@@ -50,10 +50,11 @@ std::vector<Case> fp8_cases(const std::string& which, std::int64_t tokens, std::
   const DType t = activations;
   // The gradient of a weight adds up over tokens, in whole blocks.
   const std::int64_t whole = Fp8Matrix::width(tokens);
-  return {product("fp8 linear " + which, tokens, out, in, Blocks::squares, t),
-          product("fp8 linear_grad_input " + which, tokens, in, out, Blocks::squares, t),
-          product("fp8 linear_grad_weight " + which, out, in, whole, Blocks::rows, t),
+  return {product("fp8 linear " + which, tokens, out, in, t),
+          product("fp8 linear_grad_input " + which, tokens, in, out, t),
+          product("fp8 linear_grad_weight " + which, out, in, whole, t),
           rounding("fp8_quantise x " + which, tokens, in, Blocks::rows, true, false, t),
+          rounding("fp8_quantise x by column " + which, tokens, in, Blocks::squares, false, true, t),
           rounding("fp8_quantise dy, both, " + which, tokens, out, Blocks::rows, true, true, t),
           rounding("fp8_quantise w " + which, out, in, Blocks::squares, true, false, t)};
 }

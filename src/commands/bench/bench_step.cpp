@@ -25,6 +25,7 @@
 #include "device/wait_on_exit.h"
 #include "io/output_file.h"
 #include "io/trace_file.h"
+#include "model/fp8_layers.h"
 #include "model/model_on_device.h"
 #include "model/parameters.h"
 #include "offload/engine_report.h"
@@ -245,6 +246,12 @@ std::vector<RankSteps> gather_steps(const BenchStepOptions& options, Communicato
   return all;
 }
 
+// What the device reaches in large products, of which `share` is in FP8.
+double products_rate(Device& device, Ops& ops, Stream& stream, DType dtype, double share) {
+  const double rate = measure_gemm_rate(device, ops, stream, dtype);
+  return share > 0 ? 1 / (share / measure_fp8_rate(device, ops, stream) + (1 - share) / rate) : rate;
+}
+
 int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins, Communicator& ranks) {
   const NamedModel model = read_named_model(options.config, options.dtype);
   const ModelConfig& config = model.config;
@@ -275,7 +282,11 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
   // One stream for all, as the ops want it.
   const auto stream = device.create_stream("compute");
   ranks.barrier();  // all measure at once
-  const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, model.dtype);
+  std::vector<std::int32_t> rows;
+  for (std::int64_t row = 0; row <= options.batch_size; ++row)
+    rows.push_back(static_cast<std::int32_t>(row * options.max_length));
+  const double in_fp8 = fp8_share(spec, rows);
+  const double gemm_rate = products_rate(device, runtime.ops(), *stream, model.dtype, in_fp8);
   device.limit_memory(plan.limits);  // measuring is over
   const StepMeasurement m = measure(options, spec, layout, runtime, ranks, groups, *stream, plan);
 
@@ -291,6 +302,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
                           .optimizer = optimizer,
                           .mode = std::string(enum_name(options.mode)),
                           .host_share = host_owned,
+                          .fp8_share = in_fp8,
                           .trace = options.trace.value_or(""),
                           .ranks = gather_steps(options, ranks, m, gemm_rate),
                           .plan = plan,

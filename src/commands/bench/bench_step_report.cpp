@@ -88,6 +88,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"reference_tflops", reference_rate / 1e12},
       {"gemm_tflops", gemm_rate / 1e12},
       {"share_of_gemm_limit", model_rate / gemm_rate},
+      {"fp8_share", r.fp8_share},
       {"device_units", r.plan.engine.placement.count(Owner::device)},
       {"transient_weights", r.plan.engine.placement.makes_from_masters(Owner::device)},
       {"host_masters_travel", r.plan.engine.placement.makes_from_masters(Owner::host)},
@@ -130,8 +131,10 @@ void print(const StepReport& r) {
     print_text("  rank {:<3}      {:.1f} tokens/s, {:.4f} s a step, {:.4f} s of it waiting; peak host memory {}\n", i,
                r.ranks[i].tokens_per_second(), r.ranks[i].seconds, r.ranks[i].waiting,
                format_bytes(static_cast<std::size_t>(r.ranks[i].host_bytes)));
-  print_text("model           {:.4g} TFLOP/s, {:.1f}% of the {:.4g} TFLOP/s of a large matrix product here\n",
-             model_rate / 1e12, 100 * model_rate / gemm_rate, gemm_rate / 1e12);
+  print_text("model           {:.4g} TFLOP/s, {:.1f}% of the {:.4g} TFLOP/s of {} here\n", model_rate / 1e12,
+             100 * model_rate / gemm_rate, gemm_rate / 1e12,
+             r.fp8_share > 0 ? fmt::format("large matrix products, {:.0f}% in FP8,", 100 * r.fp8_share)
+                             : "a large matrix product");
   print_text("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);
   for (const PlannedFigure& figure : m.figures)
     if (figure.name.ends_with("_bytes")) print_text("peak {}\n", describe(figure));

@@ -33,7 +33,7 @@ struct RankSteps {
   double waiting = 0;     // seconds of a step that the device waited
   double efficiency = 0;  // of the overlap; 0 without an optimizer
   double host_bytes = 0;  // the most that was resident
-  double gemm_rate = 0;   // of a large matrix product, while the other ranks computed one too
+  double gemm_rate = 0;   // of large matrix products, while the other ranks computed them too
   std::int64_t host = 0;  // the number of its host
   double tokens_per_second() const { return tokens / seconds; }
 };
@@ -48,7 +48,8 @@ struct StepReport {
   std::string optimizer;  // "none": the state is weights and gradients alone
   std::string mode;
   double host_share = 0;
-  std::string trace;  // the file that a trace was written to, or empty
+  double fp8_share = 0;  // of the model's FLOPs, as gemm_rate has them
+  std::string trace;     // the file that a trace was written to, or empty
   std::vector<RankSteps> ranks;
   const TrainingPlan& plan;
   const StepMeasurement& measured;

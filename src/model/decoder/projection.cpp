@@ -53,7 +53,7 @@ void ProjectionGradient::of_weight(Tensor x) const {
   if (dw_.tensor && !p_.fp8_) ops.linear_grad_weight(pass_.stream, dw_.tensor, dy_, x, dw_.mode);
   if (dw_.tensor && p_.fp8_) {
     Arena::Scope scope(pass_.arena);
-    const Fp8Matrix columns = acquire_fp8(pass_.arena, Fp8Matrix::Blocks::rows, x.dim(1), x.dim(0));
+    const Fp8Matrix columns = acquire_fp8(pass_.arena, Fp8Matrix::Blocks::squares, x.dim(1), x.dim(0));
     ops.fp8_quantise(pass_.stream, {}, columns, x);
     ops.fp8_product(pass_.stream, dw_.tensor, columns_, columns, Tensor(), dw_.mode);
   }

@@ -34,14 +34,8 @@ Fp8Target target_of(const Fp8Matrix& matrix, std::int64_t rows) {
           matrix.codes.dim(1) / side};
 }
 
-// The instruction rounds what is too large to the largest code. Only numbers that are not finite are too large here.
-__device__ unsigned two_codes(float a, float b) {
-  const unsigned codes = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
-  const auto nan = [](float x) { return !(fabsf(x) <= e4m3_largest); };
-  return (nan(a) ? e4m3_nan : codes & 0xffu) | (nan(b) ? unsigned{e4m3_nan} << 8 : codes & 0xff00u);
-}
-
 __device__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+constexpr unsigned infinite = 0x7f800000u;  // of magnitudes
 
 // The device's own E4m3Scale.
 __device__ void scale_of(unsigned largest, float& value, float& inverse) {
@@ -53,62 +47,106 @@ __device__ void scale_of(unsigned largest, float& value, float& inverse) {
   inverse = __uint_as_float((254 - field) << 23);
 }
 
-// rows x columns elements of x; columns is a multiple of `side`. SQUARES: one scale for the square.
-template <class T, bool SQUARES>
-__global__ void __launch_bounds__(threads)
+using Codes = unsigned[own / 4];
+
+// Of elements of a block whose largest magnitude is `largest`. Returns the block's scale.
+__device__ float round_to_codes(Codes& codes, const float (&x)[own], unsigned largest) {
+  float scale, inverse;
+  scale_of(largest, scale, inverse);
+#pragma unroll
+  for (int i = 0; i < own; i += 4) {
+    const unsigned low = __nv_cvt_float2_to_fp8x2(make_float2(x[i] * inverse, x[i + 1] * inverse), __NV_SATFINITE,
+                                                  __NV_E4M3),
+                   high = __nv_cvt_float2_to_fp8x2(make_float2(x[i + 2] * inverse, x[i + 3] * inverse), __NV_SATFINITE,
+                                                   __NV_E4M3);
+    codes[i / 4] = low | high << 16;
+  }
+  // The instruction rounds what is too large to the largest code. Only numbers that are not finite are too large here.
+  if (largest >= infinite) {
+#pragma unroll
+    for (int i = 0; i < own; ++i)
+      if (magnitude(x[i]) >= infinite)
+        codes[i / 4] = (codes[i / 4] & ~(0xffu << i % 4 * 8)) | unsigned{e4m3_nan} << i % 4 * 8;
+  }
+  return scale;
+}
+
+// A square's codes, transposed: [column][row], where threads write eight rows of a column and read sixteen. Pieces of
+// eight lie in an order of their column's own, so that neither meets others in a bank.
+struct Transposed {
+  uint2 pieces[side][across];
+
+  __device__ void write(int column, int piece, const Codes& codes) {
+    pieces[column][piece ^ (column / own)] = make_uint2(codes[0], codes[1]);
+  }
+  // Pieces 2 `pair` and 2 `pair` + 1.
+  __device__ uint4 read(int column, int pair) const {
+    const int turned = (2 * pair) ^ (column / own);
+    const uint4 both = *reinterpret_cast<const uint4*>(&pieces[column][turned & ~1]);
+    return turned % 2 == 0 ? both : make_uint4(both.z, both.w, both.x, both.y);
+  }
+};
+
+// rows x columns elements of x; columns is a multiple of `side`. SQUARES: one scale for the square. COLUMNS: by_column
+// is wanted.
+template <class T, bool SQUARES, bool COLUMNS>
+__global__ void __launch_bounds__(threads, sizeof(T) == 2 ? 3 : 2)
     fp8_quantise_kernel(Fp8Target by_row, Fp8Target by_column, const T* x, std::int64_t rows, std::int64_t columns) {
-  __shared__ unsigned largest_parts[threads / warp][side];
-  __shared__ alignas(16) std::uint8_t transposed[side][side + 16];
+  constexpr int warps = threads / warp;
+  __shared__ unsigned largest_parts[warps][side];
+  __shared__ alignas(16) Transposed transposed;
   const int tx = threadIdx.x % across, ty = threadIdx.x / across;
   const std::int64_t first_column = std::int64_t{blockIdx.x} * side, first_row = std::int64_t{blockIdx.y} * side;
   const std::int64_t column = first_column + tx * own, row = first_row + ty * own;
 
-  float values[own][own];
+  Words<T, own> words[own];
+#pragma unroll
+  for (int r = 0; r < own; ++r)
+    words[r] = row + r < rows ? fetch<own>(x + (row + r) * columns + column) : Words<T, own>{};
   unsigned row_largest[own] = {}, column_largest[own] = {};
 #pragma unroll
   for (int r = 0; r < own; ++r) {
-    if (row + r < rows) {
-      load<own>(values[r], x + (row + r) * columns + column);
-    } else {
-#pragma unroll
-      for (int c = 0; c < own; ++c) values[r][c] = 0;
-    }
+    float values[own];
+    widen<T>(values, words[r]);
 #pragma unroll
     for (int c = 0; c < own; ++c) {
-      row_largest[r] = max(row_largest[r], magnitude(values[r][c]));
-      column_largest[c] = max(column_largest[c], magnitude(values[r][c]));
+      row_largest[r] = max(row_largest[r], magnitude(values[c]));
+      if (COLUMNS && !SQUARES) column_largest[c] = max(column_largest[c], magnitude(values[c]));
     }
-  }
-  // Sixteen neighbouring lanes have the whole of a row.
-#pragma unroll
-  for (int r = 0; r < own; ++r)
-#pragma unroll
-    for (int lane = across / 2; lane > 0; lane /= 2)
-      row_largest[r] = max(row_largest[r], __shfl_xor_sync(0xffffffffu, row_largest[r], lane));
-  if (SQUARES || by_column.codes) {
-    // A warp has two rows of threads, and the eight warps the whole of a column.
-#pragma unroll
-    for (int c = 0; c < own; ++c)
-      column_largest[c] = max(column_largest[c], __shfl_xor_sync(0xffffffffu, column_largest[c], across));
-    if (threadIdx.x % warp < across) {
-#pragma unroll
-      for (int c = 0; c < own; ++c) largest_parts[threadIdx.x / warp][tx * own + c] = column_largest[c];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int c = 0; c < own; ++c)
-#pragma unroll
-      for (int w = 0; w < threads / warp; ++w)
-        column_largest[c] = max(column_largest[c], largest_parts[w][tx * own + c]);
   }
   if constexpr (SQUARES) {
-    unsigned all = column_largest[0];
+    unsigned all = row_largest[0];
 #pragma unroll
-    for (int c = 1; c < own; ++c) all = max(all, column_largest[c]);
+    for (int r = 1; r < own; ++r) all = max(all, row_largest[r]);
+    all = __reduce_max_sync(0xffffffffu, all);
+    if (threadIdx.x % warp == 0) largest_parts[threadIdx.x / warp][0] = all;
+    __syncthreads();
 #pragma unroll
-    for (int lane = across / 2; lane > 0; lane /= 2) all = max(all, __shfl_xor_sync(0xffffffffu, all, lane));
+    for (int w = 0; w < warps; ++w) all = max(all, largest_parts[w][0]);
 #pragma unroll
     for (int i = 0; i < own; ++i) row_largest[i] = column_largest[i] = all;
+  } else {
+    // Sixteen neighbouring lanes have the whole of a row.
+#pragma unroll
+    for (int r = 0; r < own; ++r)
+#pragma unroll
+      for (int lane = across / 2; lane > 0; lane /= 2)
+        row_largest[r] = max(row_largest[r], __shfl_xor_sync(0xffffffffu, row_largest[r], lane));
+    if constexpr (COLUMNS) {
+      // A warp has two rows of threads, and the eight warps the whole of a column.
+#pragma unroll
+      for (int c = 0; c < own; ++c)
+        column_largest[c] = max(column_largest[c], __shfl_xor_sync(0xffffffffu, column_largest[c], across));
+      if (threadIdx.x % warp < across) {
+#pragma unroll
+        for (int c = 0; c < own; ++c) largest_parts[threadIdx.x / warp][tx * own + c] = column_largest[c];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int c = 0; c < own; ++c)
+#pragma unroll
+        for (int w = 0; w < warps; ++w) column_largest[c] = max(column_largest[c], largest_parts[w][tx * own + c]);
+    }
   }
 
   if (by_row.codes) {
@@ -116,39 +154,38 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
     for (int r = 0; r < own; ++r) {
       if (row + r >= stored_rows) break;
-      float scale, inverse;
-      scale_of(row_largest[r], scale, inverse);
-      unsigned words[own / 4];
-#pragma unroll
-      for (int w = 0; w < own / 4; ++w)
-        words[w] = two_codes(values[r][4 * w] * inverse, values[r][4 * w + 1] * inverse) |
-                   two_codes(values[r][4 * w + 2] * inverse, values[r][4 * w + 3] * inverse) << 16;
-      store_words(by_row.codes + (row + r) * by_row.width + column, words);
+      float values[own];
+      widen<T>(values, words[r]);
+      Codes codes;
+      const float scale = round_to_codes(codes, values, row_largest[r]);
+      store_words(by_row.codes + (row + r) * by_row.width + column, codes);
       if (!SQUARES && tx == 0) *by_row.scale_at(row + r, blockIdx.x) = scale;
       if (SQUARES && threadIdx.x == 0 && r == 0) by_row.scales[blockIdx.y * by_row.stride + blockIdx.x] = scale;
     }
   }
-  if (by_column.codes) {
+  if constexpr (COLUMNS) {
 #pragma unroll
     for (int c = 0; c < own; ++c) {
-      float scale, inverse;
-      scale_of(column_largest[c], scale, inverse);
-      unsigned words[own / 4];
+      float values[own];
 #pragma unroll
-      for (int w = 0; w < own / 4; ++w)
-        words[w] = two_codes(values[4 * w][c] * inverse, values[4 * w + 1][c] * inverse) |
-                   two_codes(values[4 * w + 2][c] * inverse, values[4 * w + 3][c] * inverse) << 16;
-      *reinterpret_cast<uint2*>(&transposed[tx * own + c][ty * own]) = make_uint2(words[0], words[1]);
+      for (int r = 0; r < own; ++r) {
+        float of_row[own];
+        widen<T>(of_row, words[r]);
+        values[r] = of_row[c];
+      }
+      Codes codes;
+      const float scale = round_to_codes(codes, values, column_largest[c]);
+      transposed.write(tx * own + c, ty, codes);
       if (!SQUARES && ty == 0) *by_column.scale_at(column + c, blockIdx.y) = scale;
       if (SQUARES && threadIdx.x == 0 && c == 0) by_column.scales[blockIdx.x * by_column.stride + blockIdx.y] = scale;
     }
     __syncthreads();
-    constexpr int piece = 16, pieces = side / piece;  // bytes
+    constexpr int pairs = across / 2, bytes = 2 * own;
 #pragma unroll
-    for (int i = threadIdx.x; i < side * pieces; i += threads) {
-      const int c = i / pieces, at = i % pieces * piece;
-      const uint4 codes = *reinterpret_cast<const uint4*>(&transposed[c][at]);
-      *reinterpret_cast<uint4*>(by_column.codes + (first_column + c) * by_column.width + first_row + at) = codes;
+    for (int i = threadIdx.x; i < side * pairs; i += threads) {
+      const int c = i / pairs, pair = i % pairs;
+      *reinterpret_cast<uint4*>(by_column.codes + (first_column + c) * by_column.width + first_row + pair * bytes) =
+          transposed.read(c, pair);
     }
   }
 }
@@ -165,7 +202,8 @@ void CudaOps::fp8_quantise(Stream& stream, Fp8Matrix rows, Fp8Matrix columns, Te
   with_type(x.dtype(), [&]<class T> {
     const auto* from = static_cast<const T*>(x.data());
     SO_CHECK((rows_aligned<T, pack_size<T>>(x.dim(1), from)), "fp8_quantise: rows that do not begin at 16 bytes");
-    const auto run = squares ? fp8_quantise_kernel<T, true> : fp8_quantise_kernel<T, false>;
+    const auto run = squares ? (columns ? fp8_quantise_kernel<T, true, true> : fp8_quantise_kernel<T, true, false>)
+                             : (columns ? fp8_quantise_kernel<T, false, true> : fp8_quantise_kernel<T, false, false>);
     run<<<grid, threads, 0, on>>>(target_of(rows, x.dim(0)), target_of(columns, x.dim(1)), from, x.dim(0), x.dim(1));
   });
   SO_CUDA_LAUNCHED("fp8_quantise");

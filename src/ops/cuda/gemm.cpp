@@ -88,8 +88,7 @@ CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
     set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.bias.dtype()));
   }
   if (p.a_scales) {
-    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
-        p.b_squares ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
     set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
     // The choice of an algorithm wants to see scales; those of a call are set when it is made.
     set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(p.b_scales.data()));
@@ -170,8 +169,8 @@ void CudaGemm::run_whole(cudaStream_t stream, const Product& p) {
     return;
   }
   const int types = static_cast<int>(p.out.dtype()) * 16 + static_cast<int>(p.a.dtype());
-  const int flags = (p.transpose_a ? 1 : 0) | (p.transpose_b ? 2 : 0) | (p.bias ? 4 : 0) |
-                    (p.mode == Accumulate::add ? 8 : 0) | (p.b_squares ? 16 : 0);
+  const int flags =
+      (p.transpose_a ? 1 : 0) | (p.transpose_b ? 2 : 0) | (p.bias ? 4 : 0) | (p.mode == Accumulate::add ? 8 : 0);
   const auto low_bits = [](const void* x) { return std::countr_zero(pointer_alignment(x)); };
   const int aligned = (low_bits(p.a.data()) * 16 + low_bits(p.b.data())) * 16 + low_bits(p.out.data());
   Plan& plan = this->plan(p, {p.rows, p.columns, p.inner, p.a_stride, p.out_stride, types, flags, aligned});
@@ -250,8 +249,7 @@ void CudaOps::fp8_product(Stream& stream, Tensor out, Fp8Matrix a, Fp8Matrix b, 
                   .inner = a.codes.dim(1),
                   .mode = mode,
                   .a_scales = a.scales,
-                  .b_scales = b.scales,
-                  .b_squares = b.blocks == Fp8Matrix::Blocks::squares};
+                  .b_scales = b.scales};
   gemm_->run(on, product);
   if (rest == 0) return;
   const Tensor last = out.rows(whole, rest);

@@ -22,10 +22,8 @@ struct Product {
   Accumulate mode = Accumulate::overwrite;
   // Elements from a row to the next in memory; 0: the matrix is contiguous.
   std::int64_t a_stride = 0, out_stride = 0;
-  // Of operands in FP8, which are u8: a in blocks of rows, b, which is transposed, in those of either kind. Empty:
-  // other formats.
+  // Of operands in FP8, which are u8: a in blocks of rows, b, which is transposed, in squares. Empty: other formats.
   Tensor a_scales{}, b_scales{};
-  bool b_squares = false;
 };
 
 class CudaGemm {

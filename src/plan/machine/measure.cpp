@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "device/backend.h"
+#include "ops/ops.h"
 #include "optim/engine_ops.h"
 #include "plan/machine/measure_host.h"
 
@@ -58,6 +59,34 @@ double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, 
       stream,
       [&](std::int64_t) { ops.linear(stream, matrix(0), matrix(1), matrix(2), Tensor(), Accumulate::overwrite); },
       quick ? probe.brief_gemm_seconds : probe.gemm_seconds, quick ? 3 : 5);
+  const auto n = static_cast<double>(side);
+  return 2 * n * n * n / seconds;
+}
+
+double measure_fp8_rate(Device& device, Ops& ops, Stream& stream) {
+  const Backend::Probe& probe = backend_of(device).probe;
+  const std::int64_t side = probe.gemm_side;
+  SO_CHECK(side % fp8_block == 0, "a product of {} in FP8", side);
+  std::vector<Buffer> memory;
+  const auto tensor = [&](DType dtype, std::int64_t rows, std::int64_t columns) {
+    const std::size_t bytes = static_cast<std::size_t>(rows * columns) * size_of(dtype);
+    memory.push_back(device.allocate(MemoryKind::device, bytes, "measuring products in FP8"));
+    return Tensor(memory.back().data(), dtype, {rows, columns});
+  };
+  const auto operand = [&](Fp8Matrix::Blocks blocks) {
+    const auto [across, along] = Fp8Matrix::scale_shape(blocks, side, side);
+    return Fp8Matrix{blocks, tensor(DType::u8, side, side), tensor(DType::f32, across, along)};
+  };
+  const Tensor out = tensor(DType::bf16, side, side);
+  const Fp8Matrix a = operand(Fp8Matrix::Blocks::rows), b = operand(Fp8Matrix::Blocks::squares);
+  for (const Fp8Matrix& matrix : {a, b}) {
+    ops.random_normal(stream, out, matrix.blocks == Fp8Matrix::Blocks::rows ? 1 : 2,
+                      1.0f);  // rounded, then written over
+    ops.fp8_quantise(stream, matrix, {}, out);
+  }
+  const double seconds = seconds_per_call(
+      stream, [&](std::int64_t) { ops.fp8_product(stream, out, a, b, Tensor(), Accumulate::overwrite); },
+      probe.gemm_seconds, 5);
   const auto n = static_cast<double>(side);
   return 2 * n * n * n / seconds;
 }

@@ -27,6 +27,9 @@ double seconds_per_call(Stream& stream, const std::function<void(std::int64_t)>&
 // `quick`: in about a tenth of the time, before a chip has come to the clock that it can keep.
 double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, bool quick = false);
 
+// The same of a product in FP8 (Ops::fp8_product), where the device has them. Takes 2.5 such matrices.
+double measure_fp8_rate(Device& device, Ops& ops, Stream& stream);
+
 // Bytes/s of a large copy within device memory, read and written both counted.
 double measure_copy_bandwidth(Device& device, Stream& stream);
 

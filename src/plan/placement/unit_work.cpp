@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "model/flops.h"
+#include "model/fp8_layers.h"
 #include "model/parameters.h"
 #include "model/sequence_split.h"
 #include "ops/cudnn_workspace.h"
@@ -236,23 +237,8 @@ void add_exchanges(const DecoderSpec& spec, std::int64_t layer, double tokens, d
 struct Fp8Work {
   double flops = 0, forward_bytes = 0, backward_bytes = 0;
 };
-Fp8Work fp8_work(const DecoderSpec& spec, std::int64_t of_layer, double tokens, double size) {
-  const LayerSpec layer = spec.layer(of_layer);
-  if (!layer.fp8) return {};
-  // Columns of what the products read and of what they write, and elements of their weights.
-  double in = 0, out = 0, weights = 0;
-  const auto add = [&](std::int64_t columns_in, std::int64_t columns_out) {
-    const auto i = static_cast<double>(columns_in), o = static_cast<double>(columns_out);
-    in += i, out += o, weights += i * o;
-  };
-  if (layer.mixer == TokenMixer::attention) {
-    add(spec.hidden, spec.projected_width(of_layer));
-    add(spec.mixed_width(of_layer), spec.hidden);
-  }
-  const std::int64_t dense = !layer.experts              ? spec.dense_width(of_layer)
-                             : spec.experts.shared_apart ? spec.experts.shared_intermediate
-                                                         : 0;
-  if (dense > 0) add(spec.hidden, inputs_of(spec.gate) * dense), add(dense, spec.hidden);
+Fp8Work fp8_work(const DecoderSpec& spec, std::int64_t layer, double tokens, double size) {
+  const auto [in, out, weights] = fp8_widths(spec, layer);
   // Every operand is read in the activations' format and written once a byte, the gradient of what is made twice.
   return {2 * tokens * weights, (size + 1) * (tokens * in + weights),
           (size + 1) * (tokens * in + weights) + (size + 2) * tokens * out};
