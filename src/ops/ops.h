@@ -52,6 +52,9 @@ class Ops {
   // transposed one, [K, N]; both have the same kind of blocks, or one is empty. Blocks of rows are 128 elements of a
   // row of each. K is a multiple of 128.
   virtual void fp8_quantise(Stream&, Fp8Matrix rows, Fp8Matrix columns, Tensor x) = 0;
+  // The same of the norm that add_rms_norm() makes of x, T [N, K], from its inv_rms: `columns` alone, in squares.
+  virtual void fp8_quantise_norm(Stream&, Fp8Matrix columns, Tensor x, Tensor inv_rms, Tensor weight,
+                                 float weight_offset) = 0;
   // out = a b^T (+ bias) (+ out). a [N, K] in blocks of rows, b [O, K] in squares, out f32 or T [N, O], bias T [O] or
   // empty.  With x in rows and w in squares that is linear(); with dy in rows and w transposed, linear_grad_input();
   // and with columns of dy and squares of x transposed, linear_grad_weight().
@@ -60,8 +63,9 @@ class Ops {
   // sum = x + delta_scale * delta; out = sum * inv_rms * (weight_offset + weight); inv_rms = 1 / sqrt(mean(sum^2) +
   // epsilon).  x, delta, sum, out T [N, H]; weight T [H]; inv_rms f32 [N]. With an empty delta sum is empty too: the
   // norm is of x. sum may be x or delta. [RMSNorm, Zhang & Sennrich 2019]
+  // `rows`, or empty, receives out as fp8_quantise() rounds it, in blocks of rows; out may be empty then.
   virtual void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
-                            NormTerms) = 0;
+                            NormTerms, Fp8Matrix rows = {}) = 0;
   // dx = gradient through the norm (+ residual).
   struct RmsNormGrad {
     Tensor dx;          // T [N, H]; may be residual or dout
@@ -150,12 +154,22 @@ class Ops {
   virtual void attention_grad(Stream&, const AttentionGrad&) = 0;
 
   // out = act(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F]. Without a gate
-  // out = act(gate_up), gate_up T [N, F] (inputs_of()).
-  virtual void swiglu(Stream&, Tensor out, Tensor gate_up, MlpActivation = MlpActivation::silu) = 0;
+  // out = act(gate_up), gate_up T [N, F] (inputs_of()). `rows` is as in add_rms_norm().
+  virtual void swiglu(Stream&, Tensor out, Tensor gate_up, MlpActivation = MlpActivation::silu,
+                      Fp8Matrix rows = {}) = 0;
   // dgate_up may be gate_up. `activated`, T [N, F] or empty, receives the forward result again: backward needs it for
   // the next weight's gradient, and making it here costs one write instead of having kept it. It may be dout.
   virtual void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
                            MlpActivation = MlpActivation::silu) = 0;
+  // The same, rounded as fp8_quantise() rounds what that makes.
+  struct Fp8SwigluGrad {
+    Fp8Matrix rows, columns;  // of dgate_up, in blocks of rows; columns may be empty
+    Fp8Matrix activated;      // columns, in squares, or empty
+    Tensor dgate_up{};        // T [N, 2F], or empty; may be gate_up
+    Tensor dout, gate_up;
+    MlpActivation activation = MlpActivation::silu;
+  };
+  virtual void fp8_swiglu_grad(Stream&, const Fp8SwigluGrad&) = 0;
 
   // ---- Gates and the gated delta rule [Gated DeltaNet, Yang et al. 2024] ----
   // These take heads with gaps between them.

@@ -88,21 +88,28 @@ __device__ inline void store_words(void* to, const unsigned (&words)[COUNT]) {
   }
 }
 
-template <int N, class T>
-__device__ inline void store(T* to, const float (&from)[N]) {
+// The words of N elements of T, rounded from fp32.
+template <class T, int N>
+__device__ inline Words<T, N> narrow(const float (&from)[N]) {
+  static_assert(N * sizeof(T) % 4 == 0);
+  Words<T, N> words;
   if constexpr (sizeof(T) == 4) {
-    unsigned words[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) words[i] = __float_as_uint(from[i]);
-    store_words(to, words);
-  } else if constexpr (N % 2 == 0) {
-    unsigned words[N / 2];
+    for (int i = 0; i < N; ++i) words.at[i] = __float_as_uint(from[i]);
+  } else {
 #pragma unroll
     for (int i = 0; i < N; i += 2) {  // two at a time: one instruction
       const __nv_bfloat162 both = __floats2bfloat162_rn(from[i], from[i + 1]);
-      words[i / 2] = *reinterpret_cast<const unsigned*>(&both);
+      words.at[i / 2] = *reinterpret_cast<const unsigned*>(&both);
     }
-    store_words(to, words);
+  }
+  return words;
+}
+
+template <int N, class T>
+__device__ inline void store(T* to, const float (&from)[N]) {
+  if constexpr (N * sizeof(T) % 4 == 0) {
+    store_words(to, narrow<T>(from).at);
   } else {
     static_assert(N == 1);
     *to = from_float<T>(from[0]);

@@ -4,7 +4,10 @@
 
 #include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/fp8_stripes.h"
 #include "ops/cpu/rows.h"
+#include "ops/cpu/scratch.h"
+#include "ops/fp8_checks.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/activation.cpp"
@@ -190,18 +193,45 @@ void swiglu_grad(ThreadPool& pool, const Tensor& dgate_up, const Tensor& dout, c
   });
 }
 
+void fp8_swiglu(ThreadPool& pool, const Tensor& out, const Tensor& gate_up, MlpActivation activation,
+                const Fp8Matrix& to) {
+  const std::int64_t n = gate_up.dim(0), width = gate_up.dim(1) / inputs_of(activation);
+  for_each_fp8_stripe(pool, n, [&](std::int64_t first, std::int64_t count) {
+    thread_local Scratch memory;
+    const auto [room] = memory.carve(count * width);
+    const Tensor stripe = out ? out.rows(first, count) : Tensor(room, gate_up.dtype(), {count, width});
+    HWY_DYNAMIC_DISPATCH(swiglu_rows)(stripe, gate_up.rows(first, count), activation, 0, count);
+    fp8_quantise_stripe(to, {}, stripe, first, n);
+  });
+}
+
+void fp8_swiglu_grad(ThreadPool& pool, const Ops::Fp8SwigluGrad& g) {
+  const std::int64_t n = g.dout.dim(0), width = g.dout.dim(1), inputs = g.gate_up.dim(1);
+  const DType t = g.dout.dtype();
+  for_each_fp8_stripe(pool, n, [&](std::int64_t first, std::int64_t count) {
+    thread_local Scratch memory;
+    const auto [gradient_room, activated_room] = memory.carve(count * inputs, count * width);
+    const Tensor dgate_up = g.dgate_up ? g.dgate_up.rows(first, count) : Tensor(gradient_room, t, {count, inputs}),
+                 activated(activated_room, t, {count, width});
+    HWY_DYNAMIC_DISPATCH(swiglu_grad_rows)
+    (dgate_up, activated, g.dout.rows(first, count), g.gate_up.rows(first, count), g.activation, 0, count);
+    fp8_quantise_stripe(g.rows, g.columns, dgate_up, first, n);
+    if (g.activated) fp8_quantise_stripe({}, g.activated, activated, first, n);
+  });
+}
+
 }  // namespace
 }  // namespace rows
 
-void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up, MlpActivation activation) {
-  const char* op = "swiglu";
-  SO_CHECK(out.rank() == 2, "{}: out is {}", op, shape_string(out.shape()));
-  expect_compute_dtype(op, "out", out.dtype());
-  expect_tensor(op, "out", out, out.dtype(), {out.dim(0), out.dim(1)});
-  expect_tensor(op, "gate_up", gate_up, out.dtype(), {out.dim(0), inputs_of(activation) * out.dim(1)});
+void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up, MlpActivation activation, Fp8Matrix rows) {
+  expect_swiglu(out, gate_up, activation, rows);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("swiglu", WorkCategory::memory_bound,
-                      [=, &pool] { rows::swiglu(pool, out, gate_up, activation); });
+  cpu(stream).enqueue("swiglu", WorkCategory::memory_bound, [=, &pool] {
+    if (rows)
+      rows::fp8_swiglu(pool, out, gate_up, activation, rows);
+    else
+      rows::swiglu(pool, out, gate_up, activation);
+  });
 }
 
 void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
@@ -216,6 +246,12 @@ void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor ga
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("swiglu_grad", WorkCategory::memory_bound,
                       [=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up, activated, activation); });
+}
+
+void CpuOps::fp8_swiglu_grad(Stream& stream, const Fp8SwigluGrad& g) {
+  expect_fp8_swiglu_grad(g);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue("fp8_swiglu_grad", WorkCategory::memory_bound, [g, &pool] { rows::fp8_swiglu_grad(pool, g); });
 }
 
 }  // namespace so

@@ -8,6 +8,7 @@
 #include "base/e4m3.h"
 #include "base/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/fp8_stripes.h"
 #include "ops/cpu/gemm.h"
 #include "ops/fp8_checks.h"
 #include "ops/fp8_layout.h"
@@ -25,6 +26,7 @@ struct Fp8Tile {
   std::uint32_t row_largest[side], column_largest[side];  // bits of the magnitudes
   std::uint8_t codes[side][side], transposed[side][side];
 
+  // x: the matrix's rows from first_row on.
   template <class T>
   void load(const T* x, std::int64_t stride) {
     std::fill_n(&values[0][0], side * side, 0.0f);
@@ -32,7 +34,7 @@ struct Fp8Tile {
     std::fill_n(column_largest, side, 0u);
     for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t c = 0; c < side; ++c) {
-        values[r][c] = static_cast<float>(x[(first_row + r) * stride + first_column + c]);
+        values[r][c] = static_cast<float>(x[r * stride + first_column + c]);
         const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(values[r][c]) & 0x7fffffffu;
         row_largest[r] = std::max(row_largest[r], magnitude);
         column_largest[c] = std::max(column_largest[c], magnitude);
@@ -74,32 +76,26 @@ struct Fp8Tile {
 };
 
 template <class T>
-void quantise_tiles(const Fp8Matrix& rows, const Fp8Matrix& columns, const Tensor& x, std::int64_t first_row) {
+void quantise_tiles(const Fp8Matrix& rows, const Fp8Matrix& columns, const Tensor& stripe, std::int64_t first_row,
+                    std::int64_t all) {
   thread_local Fp8Tile tile;
+  const std::int64_t width = stripe.dim(1);
   tile.first_row = first_row;
-  tile.rows = std::min(side, x.dim(0) - first_row);
-  tile.stored_rows = std::min(side, fp8_stored_rows(x.dim(0)) - first_row);
+  tile.rows = stripe.dim(0);
+  tile.stored_rows = std::min(side, fp8_stored_rows(all) - first_row);
   const bool squares = (rows ? rows : columns).blocks == Fp8Matrix::Blocks::squares;
-  for (tile.first_column = 0; tile.first_column < x.dim(1); tile.first_column += side) {
-    tile.load(x.as<T>(), x.dim(1));
+  for (tile.first_column = 0; tile.first_column < width; tile.first_column += side) {
+    tile.load(stripe.as<T>(), width);
     if (squares) tile.make_one_square();
     if (rows) {
       tile.store_rows(rows);
-      Fp8Tile::store_scales(rows, x.dim(0), first_row, tile.stored_rows, tile.first_column / side, tile.row_largest);
+      Fp8Tile::store_scales(rows, all, first_row, tile.stored_rows, tile.first_column / side, tile.row_largest);
     }
     if (columns) {
       tile.store_columns(columns);
-      Fp8Tile::store_scales(columns, x.dim(1), tile.first_column, side, first_row / side, tile.column_largest);
+      Fp8Tile::store_scales(columns, width, tile.first_column, side, first_row / side, tile.column_largest);
     }
   }
-}
-
-void quantise(ThreadPool& pool, const Fp8Matrix& rows, const Fp8Matrix& columns, const Tensor& x) {
-  const std::int64_t tiles = (x.dim(0) + side - 1) / side;
-  const auto run = x.dtype() == DType::bf16 ? quantise_tiles<bf16> : quantise_tiles<float>;
-  pool.parallel_for(tiles, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) run(rows, columns, x, t * side);
-  });
 }
 
 // A matrix of `rows` in another format, [rows, width].
@@ -146,10 +142,18 @@ void product(ThreadPool& pool, const Tensor& out, const Fp8Matrix& a, const Fp8M
 
 }  // namespace
 
+void fp8_quantise_stripe(const Fp8Matrix& rows, const Fp8Matrix& columns, const Tensor& stripe, std::int64_t first,
+                         std::int64_t all) {
+  (stripe.dtype() == DType::bf16 ? quantise_tiles<bf16> : quantise_tiles<float>)(rows, columns, stripe, first, all);
+}
+
 void CpuOps::fp8_quantise(Stream& stream, Fp8Matrix rows, Fp8Matrix columns, Tensor x) {
   expect_fp8_quantise(rows, columns, x);
-  cpu(stream).enqueue("fp8_quantise", WorkCategory::memory_bound,
-                      [=, &pool = cpu(stream).pool()] { quantise(pool, rows, columns, x); });
+  cpu(stream).enqueue("fp8_quantise", WorkCategory::memory_bound, [=, &pool = cpu(stream).pool()] {
+    for_each_fp8_stripe(pool, x.dim(0), [&](std::int64_t first, std::int64_t count) {
+      fp8_quantise_stripe(rows, columns, x.rows(first, count), first, x.dim(0));
+    });
+  });
 }
 
 void CpuOps::fp8_product(Stream& stream, Tensor out, Fp8Matrix a, Fp8Matrix b, Tensor bias, Accumulate mode) {

@@ -5,7 +5,10 @@
 
 #include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/fp8_stripes.h"
 #include "ops/cpu/rows.h"
+#include "ops/cpu/scratch.h"
+#include "ops/fp8_checks.h"
 
 #ifndef SO_OPS_CPU_NORM_CALLS
 #define SO_OPS_CPU_NORM_CALLS
@@ -64,23 +67,26 @@ HWY_INLINE float square(const T* x, std::int64_t width) {
   });
 }
 
+// The norm of a row whose inverse rms is r.
+template <class T>
+HWY_INLINE void scale_row(T* to, const T* x, float r, const T* weight, float offset, std::int64_t width) {
+  for_row(width, [=](auto d, std::int64_t i) HWY_ATTR {
+    const auto w = hn::Add(load(d, weight + i), hn::Set(d, offset));
+    store(d, hn::Mul(hn::Mul(load(d, x + i), hn::Set(d, r)), w), to + i);
+  });
+}
+
 template <class T>
 void add_rms_norm_as(PitchedRows<T> out, T* sum, float* inv_rms, PitchedRows<const T> x, const T* delta,
                      const T* weight, const NormTerms& terms, std::int64_t width, std::int64_t begin,
                      std::int64_t end) {
-  const float offset = terms.weight_offset;
   for (std::int64_t n = begin; n < end; ++n) {
     const std::int64_t at = n * width;
     const float squares =
         delta ? add_and_square(sum + at, x.row(n), delta + at, terms.delta_scale, width) : square(x.row(n), width);
     const float r = 1.0f / std::sqrt(squares / static_cast<float>(width) + terms.epsilon);
     inv_rms[n] = r;
-    const T* normed = delta ? sum + at : x.row(n);
-    T* to = out.row(n);
-    for_row(width, [=](auto d, std::int64_t i) HWY_ATTR {
-      const auto w = hn::Add(load(d, weight + i), hn::Set(d, offset));
-      store(d, hn::Mul(hn::Mul(load(d, normed + i), hn::Set(d, r)), w), to + i);
-    });
+    scale_row(out.row(n), delta ? sum + at : x.row(n), r, weight, terms.weight_offset, width);
   }
 }
 
@@ -92,6 +98,17 @@ void add_rms_norm_rows(const NormCall& c, std::int64_t begin, std::int64_t end) 
                        c.delta ? c.delta.as<T>() : nullptr, c.weight.as<T>(), c.terms, c.weight.size(), begin, end);
   };
   c.weight.dtype() == DType::bf16 ? rows(static_cast<bf16*>(nullptr)) : rows(static_cast<float*>(nullptr));
+}
+
+// The norm of rows whose inverse rms is there; out and x are matrices.
+void norm_again_rows(const Tensor& out, const Tensor& x, const Tensor& inv_rms, const Tensor& weight, float offset) {
+  const auto rows = [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    for (std::int64_t n = 0; n < x.dim(0); ++n)
+      scale_row(out.as<T>() + n * x.dim(1), x.as<T>() + n * x.dim(1), inv_rms.as<float>()[n], weight.as<T>(), offset,
+                x.dim(1));
+  };
+  weight.dtype() == DType::bf16 ? rows(static_cast<bf16*>(nullptr)) : rows(static_cast<float*>(nullptr));
 }
 
 // With y = x r w, r = 1/sqrt(mean(x^2) + epsilon) and g = dout w:
@@ -143,6 +160,7 @@ namespace {
 
 HWY_EXPORT(add_rms_norm_rows);
 HWY_EXPORT(rms_norm_grad_rows);
+HWY_EXPORT(norm_again_rows);
 
 void add_rms_norm(ThreadPool& pool, const NormCall& c) {
   pool.parallel_for(c.x.rows.dim(0), row_grain(c.weight.size()), [&](std::int64_t begin, std::int64_t end) {
@@ -162,30 +180,54 @@ void rms_norm_grad(ThreadPool& pool, const NormGradCall& c, const Tensor& dweigh
 // A matrix as one head that fills its rows.
 Heads whole(const Tensor& matrix) { return {matrix, 0, 1, matrix.rank() == 2 ? matrix.dim(1) : 0}; }
 
+// c.out may be empty.
+void fp8_add_rms_norm(ThreadPool& pool, const NormCall& c, const Tensor& out, const Tensor& x, const Fp8Matrix& to) {
+  const std::int64_t n = x.dim(0), width = x.dim(1);
+  for_each_fp8_stripe(pool, n, [&](std::int64_t first, std::int64_t count) {
+    thread_local Scratch memory;
+    const auto [room] = memory.carve(count * width);
+    const auto part = [&](const Tensor& t) { return t ? t.rows(first, count) : t; };
+    const Tensor stripe = out ? part(out) : Tensor(room, x.dtype(), {count, width});
+    HWY_DYNAMIC_DISPATCH(add_rms_norm_rows)
+    ({whole(stripe), whole(part(x)), part(c.sum), part(c.delta), part(c.inv_rms), c.weight, c.terms}, 0, count);
+    fp8_quantise_stripe(to, {}, stripe, first, n);
+  });
+}
+
+void fp8_quantise_norm(ThreadPool& pool, const Fp8Matrix& columns, const Tensor& x, const Tensor& inv_rms,
+                       const Tensor& weight, float offset) {
+  const std::int64_t n = x.dim(0), width = x.dim(1);
+  for_each_fp8_stripe(pool, n, [&](std::int64_t first, std::int64_t count) {
+    thread_local Scratch memory;
+    const auto [room] = memory.carve(count * width);
+    const Tensor stripe(room, x.dtype(), {count, width});
+    HWY_DYNAMIC_DISPATCH(norm_again_rows)(stripe, x.rows(first, count), inv_rms.rows(first, count), weight, offset);
+    fp8_quantise_stripe({}, columns, stripe, first, n);
+  });
+}
+
 }  // namespace
 }  // namespace rows
 
 void CpuOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
-                          NormTerms terms) {
-  const char* op = "add_rms_norm";
-  SO_CHECK(x.rank() == 2, "{}: x is {}", op, shape_string(x.shape()));
-  const DType dtype = x.dtype();
-  const std::int64_t n = x.dim(0), width = x.dim(1);
-  expect_compute_dtype(op, "x", dtype);
-  expect_tensor(op, "x", x, dtype, {n, width});
-  expect_tensor(op, "out", out, dtype, {n, width});
-  expect_tensor(op, "inv_rms", inv_rms, DType::f32, {n});
-  expect_tensor(op, "weight", weight, dtype, {width});
-  SO_CHECK(static_cast<bool>(delta) == static_cast<bool>(sum), "{}: delta and sum are given together or not at all",
-           op);
-  if (delta) {
-    expect_tensor(op, "delta", delta, dtype, {n, width});
-    expect_tensor(op, "sum", sum, dtype, {n, width});
-  }
+                          NormTerms terms, Fp8Matrix rows) {
+  expect_add_rms_norm(out, sum, inv_rms, x, delta, weight, rows);
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("add_rms_norm", WorkCategory::memory_bound, [=, &pool] {
-    rows::add_rms_norm(pool, {rows::whole(out), rows::whole(x), sum, delta, inv_rms, weight, terms});
+    const rows::NormCall call{rows::whole(out), rows::whole(x), sum, delta, inv_rms, weight, terms};
+    if (rows)
+      rows::fp8_add_rms_norm(pool, call, out, x, rows);
+    else
+      rows::add_rms_norm(pool, call);
   });
+}
+
+void CpuOps::fp8_quantise_norm(Stream& stream, Fp8Matrix columns, Tensor x, Tensor inv_rms, Tensor weight,
+                               float weight_offset) {
+  expect_fp8_quantise_norm(columns, x, inv_rms, weight);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue("fp8_quantise_norm", WorkCategory::memory_bound,
+                      [=, &pool] { rows::fp8_quantise_norm(pool, columns, x, inv_rms, weight, weight_offset); });
 }
 
 void CpuOps::rms_norm_grad(Stream& stream, const RmsNormGrad& g) {

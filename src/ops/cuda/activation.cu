@@ -2,8 +2,10 @@
 // memory-bound, each byte read and written once.
 #include "device/cuda/kernel.h"
 #include "ops/checks.h"
+#include "ops/cuda/activation.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/sigmoid.h"
+#include "ops/cuda/fp8_codes.h"
+#include "ops/fp8_checks.h"
 
 namespace so {
 namespace {
@@ -11,19 +13,6 @@ namespace {
 using namespace kernel;
 
 constexpr int threads = 256;
-
-// Both activations are x sigmoid(z): z is x for SiLU, and 2 sqrt(2/pi) (x + 0.044715 x^3) for GELU by tanh, since
-// (1 + tanh(u)) / 2 = sigmoid(2u). Here are z and dz/dx.
-constexpr float gelu_linear = 1.5957691216057308f, gelu_cubic = gelu_linear * 0.044715f;
-
-template <MlpActivation ACT>
-__device__ inline float logit(float x) {
-  return ACT == MlpActivation::silu ? x : x * (x * x * gelu_cubic + gelu_linear);
-}
-template <MlpActivation ACT>
-__device__ inline float logit_slope(float x) {
-  return ACT == MlpActivation::silu ? 1.0f : x * x * (3 * gelu_cubic) + gelu_linear;
-}
 
 // Grid: x over rows, y over pieces of a row.
 template <class T, int N, MlpActivation ACT>
@@ -35,44 +24,27 @@ __global__ void __launch_bounds__(threads) swiglu_kernel(T* out, const T* gate_u
   load<N>(gate, from);
   load<N>(up, from + width);
 #pragma unroll
-  for (int j = 0; j < N; ++j) {
-    float s, complement;
-    sigmoid<T>(logit<ACT>(gate[j]), s, complement);
-    up[j] *= gate[j] * s;
-  }
+  for (int j = 0; j < N; ++j) up[j] = gated<T, ACT>(gate[j], up[j]);
   store<N>(out + row * width + i, up);
 }
 
-// act'(g) = s + g s (1 - s) z', s = sigmoid(z). Where s or 1 - s is 0, z' may be too large for fp32: the product is 0
-// then. Outputs may lie on inputs: an element's inputs are read by the thread that writes its outputs, before it does.
+// Outputs may lie on inputs: an element's inputs are read by the thread that writes its outputs, before it does.
 template <class T, int N, MlpActivation ACT>
 __global__ void __launch_bounds__(threads)
     swiglu_grad_kernel(T* dgate_up, T* activated, const T* dout, const T* gate_up, std::int64_t width) {
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * threads + threadIdx.x) * N, row = blockIdx.x;
   if (i >= width) return;
   const std::int64_t at = row * 2 * width + i;
-  float gate[N], up[N], dy[N], again[N];
+  float gate[N], up[N], dy[N];
   load<N>(gate, gate_up + at);
   load<N>(up, gate_up + at + width);
   load<N>(dy, dout + row * width + i);
 #pragma unroll
-  for (int j = 0; j < N; ++j) {
-    float s, complement;
-    sigmoid<T>(logit<ACT>(gate[j]), s, complement);
-    const float active = gate[j] * s;
-    if constexpr (ACT != MlpActivation::silu)
-      complement = s * complement == 0 ? 0.0f : complement * logit_slope<ACT>(gate[j]);
-    again[j] = active * up[j];
-    gate[j] = dy[j] * up[j] * (s + active * complement);
-    up[j] = dy[j] * active;
-  }
+  for (int j = 0; j < N; ++j) gated_grad<T, ACT>(gate[j], up[j], dy[j]);
   store<N>(dgate_up + at, gate);
   store<N>(dgate_up + at + width, up);
-  if (activated) store<N>(activated + row * width + i, again);
+  if (activated) store<N>(activated + row * width + i, dy);
 }
-
-// NaN stays NaN, since no comparison with it is true.
-__device__ inline float relu(float x) { return x < 0 ? 0.0f : x; }
 
 template <class T, int N>
 __global__ void __launch_bounds__(threads) relu_squared_kernel(T* out, const T* up, std::int64_t width) {
@@ -81,7 +53,7 @@ __global__ void __launch_bounds__(threads) relu_squared_kernel(T* out, const T* 
   float x[N];
   load<N>(x, up + row * width + i);
 #pragma unroll
-  for (int j = 0; j < N; ++j) x[j] = relu(x[j]) * relu(x[j]);
+  for (int j = 0; j < N; ++j) x[j] = relu_squared(x[j]);
   store<N>(out + row * width + i, x);
 }
 
@@ -96,30 +68,40 @@ __global__ void __launch_bounds__(threads)
   load<N>(x, up + at);
   load<N>(dy, dout + at);
 #pragma unroll
-  for (int j = 0; j < N; ++j) {
-    x[j] = relu(x[j]);
-    dy[j] *= x[j] + x[j];
-    x[j] *= x[j];
+  for (int j = 0; j < N; ++j) relu_squared_grad(x[j], dy[j]);
+  store<N>(dup + at, x);
+  if (activated) store<N>(activated + at, dy);
+}
+
+// Both, with codes; out may be null. Grid: as above, with the rows of zeros that fill up a four.
+template <class T, int N, MlpActivation ACT>
+__global__ void __launch_bounds__(threads)
+    fp8_activation_kernel(Fp8Target to, T* out, const T* inputs, std::int64_t width) {
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * threads + threadIdx.x) * N, row = blockIdx.x;
+  if (i >= width) return;  // with its block of 128
+  float y[N] = {};
+  if (row < to.rows) {
+    if constexpr (ACT == MlpActivation::relu_squared) {
+      load<N>(y, inputs + row * width + i);
+#pragma unroll
+      for (int j = 0; j < N; ++j) y[j] = relu_squared(y[j]);
+    } else {
+      const T* from = inputs + row * 2 * width + i;
+      float gate[N];
+      load<N>(gate, from);
+      load<N>(y, from + width);
+#pragma unroll
+      for (int j = 0; j < N; ++j) y[j] = gated<T, ACT>(gate[j], y[j]);
+    }
+    const Words<T, N> rounded = narrow<T>(y);
+    if (out) store_words(out + row * width + i, rounded.at);
+    widen<T>(y, rounded);
   }
-  store<N>(dup + at, dy);
-  if (activated) store<N>(activated + at, x);
+  round_part_of_row(to, row, i, y);
 }
 
 dim3 grid_of(std::int64_t rows, std::int64_t width, int pack) {
   return dim3(blocks_for(rows, 1), blocks_for(width, static_cast<std::int64_t>(threads) * pack));
-}
-
-// Calls f.operator()<ACT>().
-template <class F>
-void with_activation(MlpActivation activation, F&& f) {
-  switch (activation) {
-    case MlpActivation::silu:
-      return f.template operator()<MlpActivation::silu>();
-    case MlpActivation::gelu_tanh:
-      return f.template operator()<MlpActivation::gelu_tanh>();
-    case MlpActivation::relu_squared:
-      return f.template operator()<MlpActivation::relu_squared>();
-  }
 }
 
 template <MlpActivation ACT, int N, class T>
@@ -142,21 +124,23 @@ void launch_grad(T* dinputs, T* activated, const T* dout, const T* inputs, std::
 
 }  // namespace
 
-void CudaOps::swiglu(Stream& stream, Tensor out, Tensor gate_up, MlpActivation activation) {
+void CudaOps::swiglu(Stream& stream, Tensor out, Tensor gate_up, MlpActivation activation, Fp8Matrix codes) {
   const char* op = "swiglu";
-  SO_CHECK(out.rank() == 2, "{}: out is {}", op, shape_string(out.shape()));
-  expect_compute_dtype(op, "out", out.dtype());
-  const std::int64_t rows = out.dim(0), width = out.dim(1);
-  expect_tensor(op, "out", out, out.dtype(), {rows, width});
-  expect_tensor(op, "gate_up", gate_up, out.dtype(), {rows, inputs_of(activation) * width});
+  expect_swiglu(out, gate_up, activation, codes);
+  const std::int64_t rows = gate_up.dim(0), width = gate_up.dim(1) / inputs_of(activation);
   const cudaStream_t on = enter(stream);
-  if (out.size() == 0) return;
-  with_type(out.dtype(), [&]<class T> {
+  if (gate_up.size() == 0) return;
+  with_type(gate_up.dtype(), [&]<class T> {
     auto* to = static_cast<T*>(out.data());
     const auto* from = static_cast<const T*>(gate_up.data());
     constexpr int N = pack_size<T>;
+    const bool aligned = rows_aligned<T, N>(width, to, from);
+    SO_CHECK(aligned || !codes, "{}: rows that do not begin at 16 bytes", op);
     with_activation(activation, [&]<MlpActivation ACT> {
-      if (rows_aligned<T, N>(width, to, from))
+      if (codes)
+        fp8_activation_kernel<T, N, ACT>
+            <<<grid_of(fp8_stored_rows(rows), width, N), threads, 0, on>>>(target_of(codes, rows), to, from, width);
+      else if (aligned)
         launch<ACT, N>(to, from, rows, width, on);
       else
         launch<ACT, 1>(to, from, rows, width, on);

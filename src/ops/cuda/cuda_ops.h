@@ -25,9 +25,11 @@ class CudaOps final : public Ops {
   void linear_grad_bias(Stream&, Tensor dbias, Tensor dy, Accumulate) override;
   bool multiplies_fp8() const override;
   void fp8_quantise(Stream&, Fp8Matrix rows, Fp8Matrix columns, Tensor x) override;
+  void fp8_quantise_norm(Stream&, Fp8Matrix columns, Tensor x, Tensor inv_rms, Tensor weight,
+                         float weight_offset) override;
   void fp8_product(Stream&, Tensor out, Fp8Matrix a, Fp8Matrix b, Tensor bias, Accumulate) override;
   void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
-                    NormTerms terms) override;
+                    NormTerms terms, Fp8Matrix rows) override;
   void rms_norm_grad(Stream&, const RmsNormGrad&) override;
   void projection_norm(Stream&, Heads out, Heads in, HeadNorm norm) override;
   void projection_norm_grad(Stream&, const ProjectionNormGrad&) override;
@@ -43,9 +45,10 @@ class CudaOps final : public Ops {
   void sum_heads(Stream&, Heads out, Heads in) override;
   void attention(Stream&, const Attention&) override;
   void attention_grad(Stream&, const AttentionGrad&) override;
-  void swiglu(Stream&, Tensor out, Tensor gate_up, MlpActivation activation) override;
+  void swiglu(Stream&, Tensor out, Tensor gate_up, MlpActivation activation, Fp8Matrix codes) override;
   void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
                    MlpActivation activation) override;
+  void fp8_swiglu_grad(Stream&, const Fp8SwigluGrad&) override;
   void sigmoid_gate(Stream&, Heads out, Heads x, Heads gate) override;
   void sigmoid_gate_grad(Stream&, const SigmoidGateGrad&) override;
   void gated_norm(Stream&, Heads out, Heads x, Heads gate, HeadNorm norm) override;

@@ -7,6 +7,8 @@
 #include "ops/checks.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/fp8_codes.h"
+#include "ops/fp8_checks.h"
 
 namespace so {
 namespace {
@@ -74,11 +76,18 @@ __device__ inline float row_sum(float x, float* shared) {
   return warp_sum(sum);
 }
 
-template <class T, int N, int PACKS, int THREADS, bool DELTA>
+// CODES: the norm goes to `codes`, with the rows of zeros that fill up a four, and to `out` if that is there.
+template <class T, int N, int PACKS, int THREADS, bool DELTA, bool CODES>
 __global__ void __launch_bounds__(THREADS)
-    add_rms_norm_kernel(PitchedRows<T> out, T* sum, float* inv_rms, PitchedRows<const T> x, const T* delta,
-                        const T* weight, NormTerms terms, int width) {
+    add_rms_norm_kernel(PitchedRows<T> out, Fp8Target codes, T* sum, float* inv_rms, PitchedRows<const T> x,
+                        const T* delta, const T* weight, NormTerms terms, int width) {
   __shared__ float shared[warp];
+  if constexpr (CODES) {
+    if (blockIdx.x >= codes.rows) {
+      for (int i = threadIdx.x * N; i < width; i += blockDim.x * N) round_part_of_row<N>(codes, blockIdx.x, i, {});
+      return;
+    }
+  }
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * width;
   const T* from = x.row(blockIdx.x);
   T* to = out.row(blockIdx.x);
@@ -116,7 +125,14 @@ __global__ void __launch_bounds__(THREADS)
       load<N>(w, weight + i);
 #pragma unroll
       for (int j = 0; j < N; ++j) w[j] = (terms.weight_offset + w[j]) * (v[p][j] * r);
-      store<N>(to + i, w);
+      if constexpr (CODES) {
+        const Words<T, N> rounded = narrow<T>(w);
+        if (out.data) store_words(to + i, rounded.at);
+        widen<T>(w, rounded);
+        round_part_of_row(codes, blockIdx.x, i, w);
+      } else {
+        store<N>(to + i, w);
+      }
     }
 }
 
@@ -197,25 +213,32 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 320 ? 2 : 1)
     }
 }
 
-// Enqueues the forward kernel for rows of the weight's width. `sum` and `delta` are dense, or both empty.
-void launch_norm(const char* op, cudaStream_t on, const Heads& out, Tensor sum, Tensor inv_rms, const Heads& x,
-                 Tensor delta, Tensor weight, const NormTerms& terms) {
+// Enqueues the forward kernel for rows of the weight's width. `sum` and `delta` are dense, or both empty. `out` may be
+// empty where `codes` is not.
+void launch_norm(const char* op, cudaStream_t on, const Heads& out, const Fp8Matrix& codes, Tensor sum, Tensor inv_rms,
+                 const Heads& x, Tensor delta, Tensor weight, const NormTerms& terms) {
   const std::int64_t rows = x.rows.dim(0), width = weight.size();
   if (rows == 0 || width == 0) return;
   with_type(weight.dtype(), [&]<class T> {
-    const auto to = rows_of<T>(out);
+    const auto to = out.rows ? rows_of<T>(out) : PitchedRows<T>{};
     const auto from = rows_of<const T>(x);
     auto* s = static_cast<T*>(sum.data());
     const auto *b = static_cast<const T*>(delta.data()), *w = static_cast<const T*>(weight.data());
     constexpr int pack = pack_size<T>;
     const bool aligned =
         rows_aligned<T, pack>(width, s, b, w) && pitched_aligned<T, pack>(to) && pitched_aligned<const T, pack>(from);
+    SO_CHECK(aligned || !codes, "{}: rows that do not begin at 16 bytes", op);
     with_split<T>(op, width, aligned, [&]<int N, int PACKS, int THREADS> {
-      const int threads = RowSplit::of(width, N, PACKS).threads;
-      const auto kernel =
-          b ? add_rms_norm_kernel<T, N, PACKS, THREADS, true> : add_rms_norm_kernel<T, N, PACKS, THREADS, false>;
-      kernel<<<blocks_for(rows, 1), threads, 0, on>>>(to, s, inv_rms.as<float>(), from, b, w, terms,
-                                                      static_cast<int>(width));
+      const auto run = [&]<bool CODES> {
+        const int threads = RowSplit::of(width, N, PACKS).threads;
+        const auto kernel = b ? add_rms_norm_kernel<T, N, PACKS, THREADS, true, CODES>
+                              : add_rms_norm_kernel<T, N, PACKS, THREADS, false, CODES>;
+        kernel<<<blocks_for(CODES ? fp8_stored_rows(rows) : rows, 1), threads, 0, on>>>(
+            to, target_of(codes, rows), s, inv_rms.as<float>(), from, b, w, terms, static_cast<int>(width));
+      };
+      if constexpr (N == pack_size<T>)
+        if (codes) return run.template operator()<true>();
+      run.template operator()<false>();
     });
   });
   SO_CUDA_LAUNCHED(op);
@@ -259,28 +282,15 @@ std::int64_t grad_blocks(std::int64_t rows, std::int64_t multiprocessors) {
 }  // namespace
 
 void CudaOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta,
-                           Tensor weight, NormTerms terms) {
-  const char* op = "add_rms_norm";
-  SO_CHECK(x.rank() == 2, "{}: x is {}", op, shape_string(x.shape()));
-  expect_compute_dtype(op, "x", x.dtype());
-  const DType dtype = x.dtype();
-  const std::int64_t rows = x.dim(0), width = x.dim(1);
-  expect_tensor(op, "x", x, dtype, {rows, width});
-  expect_tensor(op, "out", out, dtype, {rows, width});
-  expect_tensor(op, "weight", weight, dtype, {width});
-  expect_tensor(op, "inv_rms", inv_rms, DType::f32, {rows});
-  SO_CHECK(static_cast<bool>(sum) == static_cast<bool>(delta), "{}: sum and delta go together", op);
-  if (delta) {
-    expect_tensor(op, "delta", delta, dtype, {rows, width});
-    expect_tensor(op, "sum", sum, dtype, {rows, width});
-  }
-  launch_norm(op, enter(stream), whole(out), sum, inv_rms, whole(x), delta, weight, terms);
+                           Tensor weight, NormTerms terms, Fp8Matrix rows) {
+  expect_add_rms_norm(out, sum, inv_rms, x, delta, weight, rows);
+  launch_norm("add_rms_norm", enter(stream), whole(out), rows, sum, inv_rms, whole(x), delta, weight, terms);
 }
 
 void CudaOps::projection_norm(Stream& stream, Heads out, Heads in, HeadNorm norm) {
   const char* op = "projection_norm";
   expect_projection_norm(op, out, in, norm);
-  launch_norm(op, enter(stream), out, Tensor(), norm.inv_rms, in, Tensor(), norm.weight,
+  launch_norm(op, enter(stream), out, {}, Tensor(), norm.inv_rms, in, Tensor(), norm.weight,
               {norm.epsilon, norm.weight_offset});
 }
 

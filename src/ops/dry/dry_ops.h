@@ -20,7 +20,8 @@ class DryOps final : public Ops {
   void linear_grad_bias(Stream&, Tensor, Tensor, Accumulate) override {}
   void fp8_quantise(Stream&, Fp8Matrix, Fp8Matrix, Tensor) override {}
   void fp8_product(Stream&, Tensor, Fp8Matrix, Fp8Matrix, Tensor, Accumulate) override {}
-  void add_rms_norm(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, NormTerms) override {}
+  void fp8_quantise_norm(Stream&, Fp8Matrix, Tensor, Tensor, Tensor, float) override {}
+  void add_rms_norm(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, NormTerms, Fp8Matrix) override {}
   void rms_norm_grad(Stream&, const RmsNormGrad&) override {}
   void projection_norm(Stream&, Heads, Heads, HeadNorm) override {}
   void projection_norm_grad(Stream&, const ProjectionNormGrad&) override {}
@@ -36,8 +37,9 @@ class DryOps final : public Ops {
   void sum_heads(Stream&, Heads, Heads) override {}
   void attention(Stream&, const Attention&) override {}
   void attention_grad(Stream&, const AttentionGrad&) override {}
-  void swiglu(Stream&, Tensor, Tensor, MlpActivation) override {}
+  void swiglu(Stream&, Tensor, Tensor, MlpActivation, Fp8Matrix) override {}
   void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor, MlpActivation) override {}
+  void fp8_swiglu_grad(Stream&, const Fp8SwigluGrad&) override {}
   void sigmoid_gate(Stream&, Heads, Heads, Heads) override {}
   void sigmoid_gate_grad(Stream&, const SigmoidGateGrad&) override {}
   void gated_norm(Stream&, Heads, Heads, Heads, HeadNorm) override {}
