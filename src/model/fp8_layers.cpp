@@ -59,20 +59,16 @@ void use_fp8(DecoderSpec& spec, std::int64_t keep_first, std::int64_t keep_last,
 Fp8Widths fp8_widths(const DecoderSpec& spec, std::int64_t layer) {
   const LayerSpec l = spec.layer(layer);
   Fp8Widths widths;
-  const auto add = [&](std::int64_t in, std::int64_t out) {
-    widths.in += static_cast<double>(in);
-    widths.out += static_cast<double>(out);
-    widths.weights += static_cast<double>(in * out);
-  };
   if (!l.fp8) return widths;
   if (l.mixer == TokenMixer::attention) {
-    add(spec.hidden, spec.projected_width(layer));
-    add(spec.mixed_width(layer), spec.hidden);
+    widths.projected = spec.projected_width(layer);
+    widths.mixed = spec.mixed_width(layer);
   }
-  const std::int64_t dense = !l.experts                  ? spec.dense_width(layer)
-                             : spec.experts.shared_apart ? spec.experts.shared_intermediate
-                                                         : 0;
-  if (dense > 0) add(spec.hidden, inputs_of(spec.gate) * dense), add(dense, spec.hidden);
+  widths.dense = !l.experts                  ? spec.dense_width(layer)
+                 : spec.experts.shared_apart ? spec.experts.shared_intermediate
+                                             : 0;
+  widths.weights = static_cast<double>(spec.hidden) *
+                   static_cast<double>(widths.projected + widths.mixed + (inputs_of(spec.gate) + 1) * widths.dense);
   return widths;
 }
 

@@ -14,10 +14,11 @@ namespace so {
 // and if no layer is left. `model`: as the user called it.
 void use_fp8(DecoderSpec& spec, std::int64_t keep_first, std::int64_t keep_last, const std::string& model);
 
-// What the products of a layer that are in FP8 read and write: columns of their inputs and of their outputs, and
-// elements of their weights. All 0 where none is.
+// Columns of the products of a layer that are in FP8, beside those of the stream; all 0 where none is.
 struct Fp8Widths {
-  double in = 0, out = 0, weights = 0;
+  std::int64_t projected = 0, mixed = 0;  // what attention's first product makes and its last reads
+  std::int64_t dense = 0;                 // what an MLP's last product reads
+  double weights = 0;                     // elements of their weights
 };
 Fp8Widths fp8_widths(const DecoderSpec& spec, std::int64_t layer);
 

@@ -72,7 +72,7 @@ void AttentionBlock::complete(const DecoderPass& pass, LayerActivations& a, bool
   const DType t = context_.activations();
   const DecoderSpec& s = spec_;
   if (s.input_norms) acquire_if_empty(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
-  if (!in_tiles) complete_mixer_input(context_, arena, n, a);
+  if (!in_tiles) complete_mixer_input(context_, arena, qkv_, n, a);
   acquire_if_empty(arena, a.qkv, "qkv", t, {n, shape_.qkv_width()});
   if (s.qk_norm || s.projection_norm)
     acquire_if_empty(arena, a.qk, "rotated qk", t, {n, shape_.rotated_width()});
@@ -133,7 +133,7 @@ void AttentionBlock::forward(const DecoderPass& pass, const LayerActivations& a,
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
   const auto rows = [](Tensor t, std::int64_t first, std::int64_t count) { return t ? t.rows(first, count) : t; };
-  make_projections(context_, pass, p_, a, residual, tile,
+  make_projections(context_, pass, qkv_, p_, a, residual, tile,
                    [&](const LayerActivations& part) { qkv_.forward(pass, part.qkv, part.normed1); });
   rotate(pass, a);
   if (!mixed) attend(pass, a, cache);

@@ -6,8 +6,8 @@
 
 namespace so {
 
-void block_input(const DecoderContext& context, const DecoderPass& pass, Joined norm, Tensor normed, Tensor inv_rms,
-                 Tensor sum, Tensor x, Tensor delta, Joined scale) {
+void block_input(const DecoderContext& context, const DecoderPass& pass, Joined norm, ProductInput& normed,
+                 Tensor inv_rms, Tensor sum, Tensor x, Tensor delta, Joined scale) {
   const DecoderSpec& s = context.spec;
   if (delta && scale) {
     scaled_sum(context, pass, sum, x, delta, scale);
@@ -15,13 +15,17 @@ void block_input(const DecoderContext& context, const DecoderPass& pass, Joined 
   }
   if (!norm) {
     if (delta) context.ops.add_scaled(pass.stream, sum, x, delta, context.residual_scale());
+    normed = sum;
     return;
   }
   const NormTerms terms{s.rms_epsilon, s.norm_offset, context.residual_scale()};
+  const Tensor weight = pass.weight(norm);
+  normed.norm = {sum, inv_rms, weight, terms};
+  SO_CHECK(normed || !delta, "a sum for a norm that is not made");
   if (delta)
-    context.ops.add_rms_norm(pass.stream, normed, sum, inv_rms, x, delta, pass.weight(norm), terms);
-  else
-    context.ops.add_rms_norm(pass.stream, normed, Tensor(), inv_rms, sum, Tensor(), pass.weight(norm), terms);
+    context.ops.add_rms_norm(pass.stream, normed.values, sum, inv_rms, x, delta, weight, terms, normed.codes);
+  else if (normed)
+    context.ops.add_rms_norm(pass.stream, normed.values, Tensor(), inv_rms, sum, Tensor(), weight, terms, normed.codes);
 }
 
 void scaled_sum(const DecoderContext& context, const DecoderPass& pass, Tensor out, Tensor x, Tensor delta,

@@ -4,13 +4,15 @@
 
 #include "model/decoder/context.h"
 #include "model/decoder/pass.h"
+#include "model/decoder/product_input.h"
 
 namespace so {
 
 // Makes what a block reads: `sum` = x + residual_scale * delta, times `scale` if there is one, unless delta is empty
-// and the sum is there, and the norm of it, if the block has one.
-void block_input(const DecoderContext& context, const DecoderPass& pass, Joined norm, Tensor normed, Tensor inv_rms,
-                 Tensor sum, Tensor x, Tensor delta, Joined scale = {});
+// and the sum is there, and the norm of it, if the block has one, in the memory that `normed` has. If it has none, the
+// sum and inv_rms are there, and it will be made when it is read.
+void block_input(const DecoderContext& context, const DecoderPass& pass, Joined norm, ProductInput& normed,
+                 Tensor inv_rms, Tensor sum, Tensor x, Tensor delta, Joined scale = {});
 // Makes out = scale * (x + delta), or with an empty x scale * delta; `out` may be the memory of either. The scales of
 // layers lie in the embedding's unit (parameters.h), which is required for it.
 void scaled_sum(const DecoderContext& context, const DecoderPass& pass, Tensor out, Tensor x, Tensor delta,

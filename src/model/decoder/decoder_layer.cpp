@@ -50,10 +50,7 @@ void DecoderLayer::keep_blocks(const DecoderPass& pass, Keep keep, LayerActivati
   if (mlp_) mlp_->feed_forward().complete_gate_up(arena, n, a);
   if (keep == Keep::light) return;
   if (mixer_) mixer_->keep_all(pass, a);
-  if (mlp_ && mlp_->feed_forward().keeps_activated())
-    mlp_->complete(arena, n, a);
-  else if (mlp_)
-    a.normed2 = arena.acquire("normed middle", t, {n, s.hidden});
+  if (mlp_) mlp_->keep_all(arena, n, a);
 }
 
 std::int64_t DecoderLayer::mixer_tile(const LayerActivations& kept, std::int64_t n) const {

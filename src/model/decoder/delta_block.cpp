@@ -40,7 +40,7 @@ void DeltaBlock::complete(const DecoderPass& pass, LayerActivations& a, bool in_
   const std::int64_t n = pass.tokens();
   const DType t = context_.activations();
   if (spec_.input_norms) acquire_if_empty(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
-  if (!in_tiles) complete_mixer_input(context_, arena, n, a);
+  if (!in_tiles) complete_mixer_input(context_, arena, qkv_, n, a);
   acquire_if_empty(arena, a.qkv, "delta projections", t, {n, delta_.projected_width()});
   if (!pass.batch.is_slice()) complete_rule_inputs(pass, a);
   if (!a.mixed) {
@@ -81,7 +81,8 @@ void DeltaBlock::forward(const DecoderPass& pass, const LayerActivations& a, con
                          KvCache* cache, std::int64_t tile, bool mixed) const {
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
-  make_projections(context_, pass, p_, a, residual, tile, [&](const LayerActivations& part) { project(pass, part); });
+  make_projections(context_, pass, qkv_, p_, a, residual, tile,
+                   [&](const LayerActivations& part) { project(pass, part); });
   mix(pass, a, cache, mixed);
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
     Arena::Scope scope(pass.arena);

@@ -22,13 +22,16 @@ void DenseMlp::complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& 
 
 void DenseMlp::complete(Arena& arena, std::int64_t n, LayerActivations& a) const {
   complete_gate_up(arena, n, a);
-  acquire_if_empty(arena, a.activated, "activated", context_.activations(), {n, intermediate_});
+  if (!down_.in_fp8()) acquire_if_empty(arena, a.activated, "activated", context_.activations(), {n, intermediate_});
 }
 
 void DenseMlp::forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool) const {
   gate_up_.forward(pass, a.gate_up, a.normed2);
-  ops_.swiglu(pass.stream, a.activated, a.gate_up, context_.spec.gate);
-  down_.forward(pass, out, a.activated);
+  Arena::Scope scope(pass.arena);
+  ProductInput activated = a.activated;
+  if (down_.in_fp8()) activated.codes = acquire_fp8(pass.arena, Fp8Matrix::Blocks::rows, out.dim(0), intermediate_);
+  ops_.swiglu(pass.stream, activated.values, a.gate_up, context_.spec.gate, activated.codes);
+  down_.forward(pass, out, activated);
 }
 
 void DenseMlp::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,
@@ -42,12 +45,30 @@ void DenseMlp::backward(const DecoderPass& pass, GradientSink& gradients, LayerA
   Tensor dactivated = pass.arena.acquire("gradient of activated", context_.activations(), {n, intermediate_});
   const ProjectionGradient of_down(down_, pass, gradients, dout);
   of_down.of_input(dactivated);
-  Tensor dgate_up = a.gate_up;
-  ops_.swiglu_grad(stream, dgate_up, dactivated, a.gate_up, a.activated ? Tensor() : dactivated, context_.spec.gate);
-  of_down.of_weight(a.activated ? a.activated : dactivated);
-  const ProjectionGradient of_gate_up(gate_up_, pass, gradients, dgate_up);
-  of_gate_up.of_input(dnormed);
-  of_gate_up.of_weight(a.normed2);
+  const Tensor dgate_up = a.gate_up;
+  const auto through_gate_up = [&](const ProjectionGradient& of_gate_up) {
+    of_gate_up.of_input(dnormed);
+    of_gate_up.of_weight(a.normed2);
+  };
+  if (!down_.in_fp8()) {
+    ops_.swiglu_grad(stream, dgate_up, dactivated, a.gate_up, a.activated ? Tensor() : dactivated, context_.spec.gate);
+    of_down.of_weight(a.activated ? a.activated : dactivated);
+    return through_gate_up({gate_up_, pass, gradients, dgate_up});
+  }
+  const ProjectionGradient of_gate_up(gate_up_, pass, gradients, dgate_up, ProjectionGradient::RoundedByOp{});
+  {
+    Arena::Scope scope(pass.arena);
+    const Fp8Matrix activated = of_down.acquire_columns(intermediate_);
+    ops_.fp8_swiglu_grad(stream, {.rows = of_gate_up.rows(),
+                                  .columns = of_gate_up.columns(),
+                                  .activated = activated,
+                                  .dgate_up = of_gate_up.reads_values() ? dgate_up : Tensor(),
+                                  .dout = dactivated,
+                                  .gate_up = a.gate_up,
+                                  .activation = context_.spec.gate});
+    of_down.of_weight(activated);
+  }
+  through_gate_up(of_gate_up);
 }
 
 }  // namespace so

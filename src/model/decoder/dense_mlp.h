@@ -19,7 +19,8 @@ class DenseMlp final : public FeedForward {
   std::string_view name_of_output() const override { return "the output of its MLP"; }
   void complete_routing(Arena&, std::int64_t, LayerActivations&) const override {}
   void complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const override;
-  bool keeps_activated() const override { return true; }
+  bool keeps_activated() const override { return !down_.in_fp8(); }
+  bool reads_codes() const override { return gate_up_.in_fp8(); }
   bool works_in_tiles(const LayerActivations& kept) const override { return !kept.gate_up; }
   std::vector<Joined> parameters() const override {
     return {down_.weight(), down_.bias(), gate_up_.weight(), gate_up_.bias()};

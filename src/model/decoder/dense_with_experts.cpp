@@ -60,10 +60,10 @@ void DenseWithExperts::complete(Arena& arena, std::int64_t n, LayerActivations& 
 LayerActivations DenseWithExperts::of_experts(const DecoderPass& pass, const LayerActivations& a) const {
   LayerActivations experts = a;
   const auto norm = [&](const char* name, Joined weight) {
-    const Tensor normed = pass.arena.acquire(name, context_.activations(), {a.middle.dim(0), context_.spec.hidden});
+    ProductInput normed = pass.arena.acquire(name, context_.activations(), {a.middle.dim(0), context_.spec.hidden});
     // Its inverse rms is that of the block's own norm: they differ in their weights alone.
     block_input(context_, pass, weight, normed, a.inv_rms2, a.middle, Tensor(), Tensor());
-    return normed;
+    return normed.values;
   };
   experts.normed2 = norm("input of experts", p_.experts_input_norm);
   experts.router_input = norm("input of the router", p_.router_norm);
@@ -77,8 +77,9 @@ void DenseWithExperts::forward(const DecoderPass& pass, const LayerActivations& 
   const LayerActivations experts = of_experts(pass, a);
   experts_.forward(pass, experts, a.experts_out, first_rows);
   // The experts' input is of no other use any more.
-  block_output_norm(context_, pass, p_.experts_output_norm, experts.normed2, a.experts_out, a.experts_out_inv_rms);
-  context_.ops.add_scaled(pass.stream, out, out, experts.normed2, 1);
+  block_output_norm(context_, pass, p_.experts_output_norm, experts.normed2.values, a.experts_out,
+                    a.experts_out_inv_rms);
+  context_.ops.add_scaled(pass.stream, out, out, experts.normed2.values, 1);
 }
 
 void DenseWithExperts::backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed,

@@ -23,6 +23,7 @@ class DenseWithExperts final : public FeedForward {
   void complete_outputs(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   void complete(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   bool keeps_activated() const override { return false; }
+  bool reads_codes() const override { return dense_.reads_codes(); }
   bool works_in_tiles(const LayerActivations& kept) const override { return experts_.works_in_tiles(kept); }
   void forward(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const override;
   void backward(const DecoderPass& pass, GradientSink& gradients, LayerActivations& a, Tensor dnormed, Tensor dout,

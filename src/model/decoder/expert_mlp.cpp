@@ -98,7 +98,7 @@ void ExpertMlp::forward(const DecoderPass& pass, const LayerActivations& a, Tens
                      lowest_ && first_rows ? Accumulate::overwrite : Accumulate::add);
   // One buffer is the experts' input, and then their output.
   const Tensor rows = pass.arena.acquire("rows of experts", context_.activations(), {a.gate_up.dim(0), h});
-  ops_.gather_rows(stream, rows, a.normed2, a.routing);
+  ops_.gather_rows(stream, rows, a.normed2.values, a.routing);
   ops_.expert_linear(stream, a.gate_up, rows, by_expert(pass.weight(p_.gate_up), h, inputs_), experts_.layout,
                      a.routing.offsets);
   ops_.expert_activation(stream, a.activated, a.gate_up, pass.weight(p_.gate_up_bias), experts_.activation, scaled(a));
@@ -128,7 +128,7 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
   const Tensor rows = arena.acquire("rows of experts", t, {pairs, h});
   if (!a.gate_up) {
     a.gate_up = arena.acquire("gate and up", t, {pairs, inputs_});
-    ops_.gather_rows(stream, rows, a.normed2, a.routing);
+    ops_.gather_rows(stream, rows, a.normed2.values, a.routing);
     ops_.expert_linear(stream, a.gate_up, rows, w_gate_up, experts_.layout, a.routing.offsets);
   }
 
@@ -158,7 +158,7 @@ void ExpertMlp::backward(const DecoderPass& pass, GradientSink& gradients, Layer
                                    dw.mode);
   };
   grad_experts(p_.down, rows, activated, f, h);
-  ops_.gather_rows(stream, rows, a.normed2, a.routing);
+  ops_.gather_rows(stream, rows, a.normed2.values, a.routing);
   grad_experts(p_.gate_up, dgate_up, rows, h, inputs_);
   if (gate_up_bias) {
     const auto db = gradients.gradient(p_.gate_up_bias.first);

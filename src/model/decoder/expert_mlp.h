@@ -20,6 +20,7 @@ class ExpertMlp final : public FeedForward {
   void complete_routing(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   void complete_gate_up(Arena& arena, std::int64_t n, LayerActivations& a) const override;
   bool keeps_activated() const override { return false; }
+  bool reads_codes() const override { return false; }
   bool works_in_tiles(const LayerActivations& kept) const override { return !kept.gate_up && !kept.router_logits; }
   std::vector<Joined> parameters() const override;
   void complete(Arena& arena, std::int64_t n, LayerActivations& a) const override;
@@ -29,7 +30,7 @@ class ExpertMlp final : public FeedForward {
 
  private:
   // a.router_input, or a.normed2 where it is empty.
-  Tensor router_input(const LayerActivations& a) const { return a.router_input ? a.router_input : a.normed2; }
+  Tensor router_input(const LayerActivations& a) const { return a.router_input ? a.router_input : a.normed2.values; }
   RouterRule rule() const;
   void route(const DecoderPass& pass, const LayerActivations& a) const;
   // The routing with what rows count in the end.

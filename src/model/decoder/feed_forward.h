@@ -32,6 +32,9 @@ class FeedForward {
   virtual void complete_outputs(Arena&, std::int64_t, LayerActivations&) const {}
   // Whether a layer that keeps all keeps a.activated too.
   virtual bool keeps_activated() const = 0;
+  // Whether forward() reads a.normed2 in codes, and backward() only what it is the norm of, and codes where a.gate_up
+  // is not there.
+  virtual bool reads_codes() const = 0;
   // Whether a layer that keeps this may work on a few tokens at a time.
   virtual bool works_in_tiles(const LayerActivations& kept) const = 0;
 

@@ -12,7 +12,7 @@ namespace so {
 // What a layer does not keep is computed again, to the same bits; each value keeps less than the one before and costs
 // more time.
 enum class Keep : std::uint8_t {
-  all,
+  all,    // but for what only products in FP8 read (product_input.h), which is made again with its codes
   light,  // not what memory-bound work remakes: the norms' outputs, q and k rotated after a qk-norm, the activated.
           // Experts' inputs and activations are never kept
   no_gate_up,  // nor the gate and up projections, whose matrix product is run again

@@ -42,7 +42,7 @@ void LatentBlock::complete(const DecoderPass& pass, LayerActivations& a, bool in
   const std::int64_t n = pass.tokens();
   const DType t = context_.activations();
   if (spec_.input_norms) acquire_if_empty(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
-  if (!in_tiles) complete_mixer_input(context_, arena, n, a);
+  if (!in_tiles) complete_mixer_input(context_, arena, qkv_, n, a);
   acquire_if_empty(arena, a.qkv, "latents", t, {n, latent_.projected_width()});
   acquire_if_empty(arena, a.q_inv_rms, "inverse rms of q", DType::f32, {n});
   acquire_if_empty(arena, a.k_inv_rms, "inverse rms of k", DType::f32, {n});
@@ -117,7 +117,7 @@ LayerActivations LatentBlock::with_heads(const LayerActivations& a) {
 void LatentBlock::forward(const DecoderPass& pass, const LayerActivations& a, const ResidualStream& residual,
                           Tensor out, KvCache* cache, std::int64_t tile, bool mixed) const {
   const std::int64_t n = pass.tokens();
-  make_projections(context_, pass, p_, a, residual, tile,
+  make_projections(context_, pass, qkv_, p_, a, residual, tile,
                    [&](const LayerActivations& part) { qkv_.forward(pass, part.qkv, part.normed1); });
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
     expand(pass, tile < n ? a.rows(first, count) : a, pass.batch.positions.rows(first, count));

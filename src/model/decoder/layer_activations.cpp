@@ -9,7 +9,7 @@ LayerActivations LayerActivations::rows(std::int64_t first, std::int64_t count) 
   part.shared_gate_up = part.shared_activated = part.shared_gates = part.scaled_weights = {};
   for (Tensor* tensor : {&part.x,
                          &part.inv_rms1,
-                         &part.normed1,
+                         &part.normed1.values,
                          &part.qkv,
                          &part.qk,
                          &part.q_inv_rms,
@@ -28,7 +28,7 @@ LayerActivations LayerActivations::rows(std::int64_t first, std::int64_t count) 
                          &part.mlp_out_inv_rms,
                          &part.middle,
                          &part.inv_rms2,
-                         &part.normed2,
+                         &part.normed2.values,
                          &part.shared_out,
                          &part.shared_out_inv_rms,
                          &part.experts_out,

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "device/arena.h"
+#include "model/decoder/product_input.h"
 #include "model/spec.h"
 #include "ops/ops.h"
 
@@ -40,7 +41,8 @@ struct AttentionHeads {
 // A layer's activations. Between forward and backward only those that it keeps are there; the others are empty, and
 // come from the arena, for as long as they are worked with.
 struct LayerActivations {
-  Tensor x, inv_rms1, normed1;  // residual stream into the layer, T [N, H]; f32 [N]; T [N, H], or x without a norm
+  Tensor x, inv_rms1;    // residual stream into the layer, T [N, H]; f32 [N]
+  ProductInput normed1;  // [N, H]; x without a norm
   Tensor qkv;  // projections, T [N, projected_width]; attention's q and k rotated in place without a norm of them
   // With such a norm: rotated q and k, T [N, q_width + kv_width], and behind them v if that has one too; else qk is
   // qkv.
@@ -56,9 +58,10 @@ struct LayerActivations {
   Tensor own_qkv, own_attention;
   // With output norms: what attention and MLP give to those, T [N, H], f32 [N].
   Tensor attention_out, attention_out_inv_rms, mlp_out, mlp_out_inv_rms;
-  Tensor middle, inv_rms2, normed2;  // residual stream after attention
-  Tensor gate_up, activated;         // T [N, 2F], T [N, F]; of experts one row a pair of token and choice
-  Tensor router_logits;              // f32 [N, E]
+  Tensor middle, inv_rms2;    // residual stream after attention
+  ProductInput normed2;       // [N, H]; middle without a norm
+  Tensor gate_up, activated;  // T [N, 2F], T [N, F]; of experts one row a pair of token and choice
+  Tensor router_logits;       // f32 [N, E]
   Routing routing;
   // A shared expert has T [N, 2 shared_intermediate], T [N, shared_intermediate] and f32 [N].
   Tensor shared_gate_up, shared_activated, shared_gates;

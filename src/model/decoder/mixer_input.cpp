@@ -4,24 +4,32 @@
 #include "model/decoder/gradients.h"
 
 namespace so {
+namespace {
 
-void complete_mixer_input(const DecoderContext& context, Arena& arena, std::int64_t n, LayerActivations& a) {
-  if (context.spec.input_norms)
-    acquire_if_empty(arena, a.normed1, "normed input", context.activations(), {n, context.spec.hidden});
-  else
+void acquire_normed(const DecoderContext& context, Arena& arena, bool in_codes, std::int64_t n, LayerActivations& a) {
+  if (!context.spec.input_norms)
     a.normed1 = a.x;
+  else if (!a.normed1)
+    a.normed1 = ProductInput::acquire(arena, "normed input", context.activations(), n, context.spec.hidden, in_codes);
 }
 
-void make_projections(const DecoderContext& context, const DecoderPass& pass, const ParameterIndex::Layer& p,
-                      const LayerActivations& a, const ResidualStream& residual, std::int64_t tile,
-                      const std::function<void(const LayerActivations& part)>& project) {
+}  // namespace
+
+void complete_mixer_input(const DecoderContext& context, Arena& arena, const Projection& projection, std::int64_t n,
+                          LayerActivations& a) {
+  if (!projection.in_fp8()) acquire_normed(context, arena, false, n, a);
+}
+
+void make_projections(const DecoderContext& context, const DecoderPass& pass, const Projection& projection,
+                      const ParameterIndex::Layer& p, const LayerActivations& a, const ResidualStream& residual,
+                      std::int64_t tile, const std::function<void(const LayerActivations& part)>& project) {
   const std::int64_t n = pass.tokens();
   const auto rows = [](Tensor t, std::int64_t first, std::int64_t count) { return t ? t.rows(first, count) : t; };
   // The residual stream is x + residual_scale * delta; the sum is made where it is first read, by the norm.
   for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
     Arena::Scope scope(pass.arena);
     LayerActivations part = tile < n ? a.rows(first, count) : a;
-    complete_mixer_input(context, pass.arena, count, part);
+    acquire_normed(context, pass.arena, projection.in_fp8(), count, part);
     block_input(context, pass, p.input_norm, part.normed1, part.inv_rms1, part.x, rows(residual.x, first, count),
                 rows(residual.delta, first, count), residual.scale);
     project(part);
@@ -41,11 +49,9 @@ void projections_backward(const DecoderContext& context, const DecoderPass& pass
                            if (order) dtile = order(part, dtile);
                            const ProjectionGradient gradient(projection, pass, sink, dtile);
                            gradient.of_input(dinput);
-                           if (!part.normed1) {
-                             complete_mixer_input(context, pass.arena, count, part);
+                           if (!part.normed1)
                              block_input(context, pass, p.input_norm, part.normed1, part.inv_rms1, part.x, Tensor(),
                                          Tensor());
-                           }
                            gradient.of_weight(part.normed1);
                            block_input_backward(context, pass, sink, p.input_norm, part.x, part.inv_rms1, dinput,
                                                 dresidual.rows(first, count));

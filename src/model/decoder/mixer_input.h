@@ -13,18 +13,19 @@
 
 namespace so {
 
-// Acquires a.normed1 if it is empty, for n tokens; without a norm it becomes a.x.
-void complete_mixer_input(const DecoderContext& context, Arena& arena, std::int64_t n, LayerActivations& a);
+// Acquires a.normed1 if it is empty, for n tokens; without a norm it becomes a.x. A projection in FP8 needs it in
+// codes, while it multiplies: these come with make_projections() and go.
+void complete_mixer_input(const DecoderContext& context, Arena& arena, const Projection& projection, std::int64_t n,
+                          LayerActivations& a);
 
 // Makes a.x, the residual stream, unless it is there, and of it a.normed1; then project(part) makes the projections of
-// a tile. Without room for a.normed1 it lasts for one.
-void make_projections(const DecoderContext& context, const DecoderPass& pass, const ParameterIndex::Layer& p,
-                      const LayerActivations& a, const ResidualStream& residual, std::int64_t tile,
-                      const std::function<void(const LayerActivations& part)>& project);
+// a tile, by way of `projection`. Without room for a.normed1 it lasts for one.
+void make_projections(const DecoderContext& context, const DecoderPass& pass, const Projection& projection,
+                      const ParameterIndex::Layer& p, const LayerActivations& a, const ResidualStream& residual,
+                      std::int64_t tile, const std::function<void(const LayerActivations& part)>& project);
 
 // Adds the gradient of make_projections() to dresidual, from dprojected, T [N, projected_width]. `dnormed`: memory for
-// T [tile, H]. `projection` is what project() multiplies by. order(part, dtile) returns a tile of dprojected in the
-// order of the weight's rows; none: it has that.
+// T [tile, H]. order(part, dtile) returns a tile of dprojected in the order of the weight's rows; none: it has that.
 void projections_backward(const DecoderContext& context, const DecoderPass& pass, GradientSink& gradients,
                           const Projection& projection, const ParameterIndex::Layer& p, const LayerActivations& a,
                           Tensor dprojected, Tensor dnormed, Tensor dresidual, std::int64_t tile,

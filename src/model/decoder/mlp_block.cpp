@@ -27,10 +27,20 @@ MlpBlock::MlpBlock(const DecoderContext& context, std::int64_t layer)
       feed_forward_(make_feed_forward(context, layer)),
       layer_input_(context, layer) {}
 
+ProductInput MlpBlock::acquire_normed(Arena& arena, std::int64_t n) const {
+  return ProductInput::acquire(arena, "normed middle", context_.activations(), n, context_.spec.hidden,
+                               feed_forward_->reads_codes());
+}
+
+void MlpBlock::keep_all(Arena& arena, std::int64_t n, LayerActivations& a) const {
+  if (context_.spec.input_norms && !feed_forward_->reads_codes()) a.normed2 = acquire_normed(arena, n);
+  if (feed_forward_->keeps_activated()) feed_forward_->complete(arena, n, a);
+}
+
 void MlpBlock::complete(Arena& arena, std::int64_t n, LayerActivations& a) const {
   if (context_.spec.input_norms) {
     acquire_if_empty(arena, a.inv_rms2, "inverse rms", DType::f32, {n});
-    acquire_if_empty(arena, a.normed2, "normed middle", context_.activations(), {n, context_.spec.hidden});
+    if (!a.normed2) a.normed2 = acquire_normed(arena, n);
   } else {
     a.normed2 = a.middle;
   }
@@ -78,9 +88,8 @@ void MlpBlock::backward(const DecoderPass& pass, GradientSink& gradients, LayerA
                         const ResidualStream& input, Tensor dnormed, Tensor dresidual) const {
   Arena::Scope scope(pass.arena);
   if (!a.normed2) {
-    a.normed2 = a.middle;
-    if (p_.mlp_norm)
-      a.normed2 = pass.arena.acquire("normed middle", context_.activations(), {dresidual.dim(0), context_.spec.hidden});
+    if (p_.mlp_norm && !(feed_forward_->reads_codes() && a.gate_up))
+      a.normed2 = acquire_normed(pass.arena, dresidual.dim(0));
     block_input(context_, pass, p_.mlp_norm, a.normed2, a.inv_rms2, a.middle, input.x, input.delta, input.scale);
   }
   if (p_.mlp_output_norm && !a.mlp_out)

@@ -20,6 +20,8 @@ class MlpBlock {
   // Acquires what forward() works with, as far as it is empty, for n tokens. Without a norm before the block a.normed2
   // becomes a.middle, which is there.
   void complete(Arena& arena, std::int64_t n, LayerActivations& a) const;
+  // Acquires what a layer that keeps all keeps beside the products and what lies before norms.
+  void keep_all(Arena& arena, std::int64_t n, LayerActivations& a) const;
 
   // `input` is the residual stream before the block, of which a.middle is made, unless it is there (input.delta is
   // empty). `out` becomes what the block adds to a.middle, or the stream (makes_stream()); it may be the memory of
@@ -39,6 +41,7 @@ class MlpBlock {
  private:
   // Computes `out` from a.normed2, by way of a.mlp_out if a norm lies between.
   void run(const DecoderPass& pass, const LayerActivations& a, Tensor out, bool first_rows) const;
+  ProductInput acquire_normed(Arena& arena, std::int64_t n) const;
   // Makes a.gate_up, a.mlp_out and its inv_rms again; `room` becomes a.mlp_out, `spare` what the block adds.
   void remake_output(const DecoderPass& pass, LayerActivations& a, Tensor room, Tensor spare) const;
   // The third block's backward pass; `added` holds what the MLP adds, and is overwritten.

@@ -22,7 +22,8 @@ void OutputHead::release(const DecoderPass& pass) const {
 void OutputHead::norm(const DecoderPass& pass, Tensor normed, Tensor sum, Tensor inv_rms,
                       const ResidualStream& residual) const {
   const DecoderSpec& s = context_.spec;
-  block_input(context_, pass, {context_.index.final_norm, 1}, normed, inv_rms, sum, residual.x, residual.delta,
+  ProductInput made = normed;
+  block_input(context_, pass, {context_.index.final_norm, 1}, made, inv_rms, sum, residual.x, residual.delta,
               residual.scale);
   if (const auto scale = static_cast<float>(s.logits_scale); scale != 1)
     context_.ops.add_scaled(pass.stream, normed, Tensor(), normed, scale);

@@ -1,41 +1,38 @@
 #include "model/decoder/projection.h"
 
-#include "ops/fp8_layout.h"
-
 namespace so {
-namespace {
-
-Fp8Matrix acquire_fp8(Arena& arena, Fp8Matrix::Blocks blocks, std::int64_t rows, std::int64_t k) {
-  const auto [across, along] = Fp8Matrix::scale_shape(blocks, rows, k);
-  return {blocks, arena.acquire("codes in FP8", DType::u8, {fp8_stored_rows(rows), Fp8Matrix::width(k)}),
-          arena.acquire("scales of FP8", DType::f32, {across, along})};
-}
-
-}  // namespace
 
 Projection::Projection(const DecoderContext& context, std::int64_t layer, Joined weight, Joined bias)
     : context_(context), weight_(weight), bias_(bias), fp8_(context.spec.layer(layer).fp8) {}
 
-void Projection::forward(const DecoderPass& pass, Tensor out, Tensor x) const {
+void Projection::forward(const DecoderPass& pass, Tensor out, const ProductInput& x) const {
   Ops& ops = context_.ops;
   const Tensor w = pass.weight(weight_), bias = pass.weight(bias_);
-  if (!fp8_) return ops.linear(pass.stream, out, x, w, bias, Accumulate::overwrite);
+  if (!fp8_) return ops.linear(pass.stream, out, x.values, w, bias, Accumulate::overwrite);
   Arena::Scope scope(pass.arena);
-  const Fp8Matrix rows = acquire_fp8(pass.arena, Fp8Matrix::Blocks::rows, x.dim(0), x.dim(1)),
-                  weight = acquire_fp8(pass.arena, Fp8Matrix::Blocks::squares, w.dim(0), w.dim(1));
-  ops.fp8_quantise(pass.stream, rows, {}, x);
+  Fp8Matrix rows = x.codes;
+  if (!rows) {
+    rows = acquire_fp8(pass.arena, Fp8Matrix::Blocks::rows, out.dim(0), w.dim(1));
+    ops.fp8_quantise(pass.stream, rows, {}, x.values);
+  }
+  const Fp8Matrix weight = acquire_fp8(pass.arena, Fp8Matrix::Blocks::squares, w.dim(0), w.dim(1));
   ops.fp8_quantise(pass.stream, weight, {}, w);
   ops.fp8_product(pass.stream, out, rows, weight, bias, Accumulate::overwrite);
 }
 
 ProjectionGradient::ProjectionGradient(const Projection& projection, const DecoderPass& pass, GradientSink& gradients,
-                                       Tensor dy)
+                                       Tensor dy, RoundedByOp)
     : p_(projection), pass_(pass), dy_(dy), dw_(gradients.gradient(p_.weight_.first, p_.weight_.count)) {
   if (p_.bias_) db_ = gradients.gradient(p_.bias_.first, p_.bias_.count);
   if (!p_.fp8_) return;
   rows_ = acquire_fp8(pass.arena, Fp8Matrix::Blocks::rows, dy.dim(0), dy.dim(1));
   if (dw_.tensor) columns_ = acquire_fp8(pass.arena, Fp8Matrix::Blocks::rows, dy.dim(1), dy.dim(0));
-  p_.context_.ops.fp8_quantise(pass.stream, rows_, columns_, dy);
+}
+
+ProjectionGradient::ProjectionGradient(const Projection& projection, const DecoderPass& pass, GradientSink& gradients,
+                                       Tensor dy)
+    : ProjectionGradient(projection, pass, gradients, dy, RoundedByOp{}) {
+  if (p_.fp8_) p_.context_.ops.fp8_quantise(pass.stream, rows_, columns_, dy);
 }
 
 void ProjectionGradient::of_input(Tensor dx, Accumulate mode) const {
@@ -48,16 +45,42 @@ void ProjectionGradient::of_input(Tensor dx, Accumulate mode) const {
   ops.fp8_product(pass_.stream, dx, rows_, transposed, Tensor(), mode);
 }
 
-void ProjectionGradient::of_weight(Tensor x) const {
+void ProjectionGradient::of_weight(const ProductInput& x) const {
+  Arena::Scope scope(pass_.arena);
+  if (p_.fp8_) return of_weight(dw_.tensor ? by_columns(x) : Fp8Matrix());
+  if (dw_.tensor)
+    p_.context_.ops.linear_grad_weight(pass_.stream, dw_.tensor, dy_, x.values ? x.values : again(x.norm), dw_.mode);
+  of_bias();
+}
+
+void ProjectionGradient::of_weight(const Fp8Matrix& x) const {
+  if (x) p_.context_.ops.fp8_product(pass_.stream, dw_.tensor, columns_, x, Tensor(), dw_.mode);
+  of_bias();
+}
+
+Fp8Matrix ProjectionGradient::acquire_columns(std::int64_t width) const {
+  if (!dw_.tensor) return {};
+  return acquire_fp8(pass_.arena, Fp8Matrix::Blocks::squares, width, dy_.dim(0));
+}
+
+Fp8Matrix ProjectionGradient::by_columns(const ProductInput& x) const {
   Ops& ops = p_.context_.ops;
-  if (dw_.tensor && !p_.fp8_) ops.linear_grad_weight(pass_.stream, dw_.tensor, dy_, x, dw_.mode);
-  if (dw_.tensor && p_.fp8_) {
-    Arena::Scope scope(pass_.arena);
-    const Fp8Matrix columns = acquire_fp8(pass_.arena, Fp8Matrix::Blocks::squares, x.dim(1), x.dim(0));
-    ops.fp8_quantise(pass_.stream, {}, columns, x);
-    ops.fp8_product(pass_.stream, dw_.tensor, columns_, columns, Tensor(), dw_.mode);
-  }
-  if (db_.tensor) ops.linear_grad_bias(pass_.stream, db_.tensor, dy_, db_.mode);
+  const Fp8Matrix columns = acquire_columns(x.values ? x.values.dim(1) : x.norm.x.dim(1));
+  if (x.values)
+    ops.fp8_quantise(pass_.stream, {}, columns, x.values);
+  else
+    ops.fp8_quantise_norm(pass_.stream, columns, x.norm.x, x.norm.inv_rms, x.norm.weight, x.norm.terms.weight_offset);
+  return columns;
+}
+
+Tensor ProjectionGradient::again(const ProductInput::Norm& norm) const {
+  const Tensor values = pass_.arena.acquire("norm made again", norm.x.dtype(), {norm.x.dim(0), norm.x.dim(1)});
+  p_.context_.ops.add_rms_norm(pass_.stream, values, Tensor(), norm.inv_rms, norm.x, Tensor(), norm.weight, norm.terms);
+  return values;
+}
+
+void ProjectionGradient::of_bias() const {
+  if (db_.tensor) p_.context_.ops.linear_grad_bias(pass_.stream, db_.tensor, dy_, db_.mode);
 }
 
 }  // namespace so

@@ -27,9 +27,9 @@ void SharedExpert::complete(Arena& arena, std::int64_t n, LayerActivations& a) c
 }
 
 void SharedExpert::project(const DecoderPass& pass, const LayerActivations& a) const {
-  ops_.linear(pass.stream, a.shared_gate_up, a.normed2, pass.weight(p_.shared_gate_up), Tensor(),
+  ops_.linear(pass.stream, a.shared_gate_up, a.normed2.values, pass.weight(p_.shared_gate_up), Tensor(),
               Accumulate::overwrite);
-  if (gated_) ops_.row_gate(pass.stream, a.shared_gates, a.normed2, pass.weight(p_.shared_output_gate));
+  if (gated_) ops_.row_gate(pass.stream, a.shared_gates, a.normed2.values, pass.weight(p_.shared_output_gate));
 }
 
 void SharedExpert::forward(const DecoderPass& pass, const LayerActivations& a, Tensor out) const {
@@ -72,7 +72,7 @@ void SharedExpert::backward_to_input(const DecoderPass& pass, GradientSink& grad
                                      Tensor dgates, Tensor dnormed) const {
   Stream& stream = pass.stream;
   ops_.linear_grad_input(stream, dnormed, a.shared_gate_up, pass.weight(p_.shared_gate_up), Accumulate::add);
-  grad_linear(ops_, stream, gradients, p_.shared_gate_up, Joined(), a.shared_gate_up, a.normed2);
+  grad_linear(ops_, stream, gradients, p_.shared_gate_up, Joined(), a.shared_gate_up, a.normed2.values);
   if (!gated_) return;
   const auto dw = gradients.gradient(p_.shared_output_gate.first);
   ops_.row_gate_grad(stream, {.dx = dnormed,
@@ -80,7 +80,7 @@ void SharedExpert::backward_to_input(const DecoderPass& pass, GradientSink& grad
                               .dweight_mode = dw.mode,
                               .dgates = dgates,
                               .gates = a.shared_gates,
-                              .x = a.normed2,
+                              .x = a.normed2.values,
                               .weight = pass.weight(p_.shared_output_gate)});
 }
 

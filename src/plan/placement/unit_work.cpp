@@ -233,15 +233,41 @@ void add_exchanges(const DecoderSpec& spec, std::int64_t layer, double tokens, d
   unit.backward_kernels += 2 * copies;
 }
 
-// The products of a layer that are in FP8, forward, and what rounding their operands reads and writes.
+// The products of a layer that are in FP8, forward, and what their operands in FP8 read and write beside what
+// unit_work() counts without them.
 struct Fp8Work {
   double flops = 0, forward_bytes = 0, backward_bytes = 0;
+  // The same of the projections of the MLP, and of the mixer, that are made again; and what unit_work() counts of what
+  // Keep::all keeps of other layers, and of these none.
+  double mlp_again = 0, mixer_again = 0, never_kept = 0;
 };
 Fp8Work fp8_work(const DecoderSpec& spec, std::int64_t layer, double tokens, double size) {
-  const auto [in, out, weights] = fp8_widths(spec, layer);
-  // Every operand is read in the activations' format and written once a byte, the gradient of what is made twice.
-  return {2 * tokens * weights, (size + 1) * (tokens * in + weights),
-          (size + 1) * (tokens * in + weights) + (size + 2) * tokens * out};
+  const Fp8Widths widths = fp8_widths(spec, layer);
+  Fp8Work work{.flops = 2 * tokens * widths.weights};
+  // Bytes an element: of one that is read in the activations' format and written in codes, and of one that is made in
+  // codes, a byte in place of `size`; the gradient of what a product made is needed in two.
+  const double rounded = size + 1, made = 1 - size, normed = spec.input_norms ? made : rounded;
+  const double gradient = size + 2, made_gradient = spec.mlp_bias ? 2 : 2 - size;
+  // Adds a product, with `x` bytes for an element of its input, `again` for one in backward, and `dy` for one of its
+  // output's gradient. Returns what making it again costs.
+  const auto add = [&](std::int64_t columns_in, std::int64_t columns_out, double x, double again, double dy) {
+    const auto in = static_cast<double>(columns_in), out = static_cast<double>(columns_out);
+    work.forward_bytes += tokens * in * x + rounded * in * out;
+    work.backward_bytes += tokens * (in * again + out * dy) + rounded * in * out;
+    return rounded * (tokens * in + in * out);
+  };
+  const double norm = spec.input_norms ? 2 * tokens * size * static_cast<double>(spec.hidden) : 0;
+  if (widths.projected > 0) {
+    work.mixer_again = add(spec.hidden, widths.projected, normed, rounded, gradient) +
+                       add(widths.mixed, spec.hidden, rounded, rounded, gradient);
+    work.never_kept += norm;
+  }
+  if (widths.dense > 0) {
+    work.mlp_again = add(spec.hidden, inputs_of(spec.gate) * widths.dense, normed, rounded, made_gradient);
+    add(widths.dense, spec.hidden, made, made, gradient);
+    work.never_kept += norm + tokens * size * static_cast<double>(spec.mlp_matrices() * widths.dense);
+  }
+  return work;
 }
 
 // What a tile's products read and write of the fp32 sums of a layer's matrices.
@@ -360,9 +386,12 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
                             static_cast<double>(shared)) /
                            product_share(spec, activations, reached);
     // Both norms; q and k rotated where that cannot be undone; the gated activation.
-    const double light =
-        tokens * static_cast<double>(size_of(activations)) * (elements.again + matrices * static_cast<double>(width));
-    again.device_bytes[unit] = light;
+    const auto size = static_cast<double>(size_of(activations));
+    const Fp8Work fp8 = fp8_work(spec, of_layer, tokens, size);
+    again.device_bytes[unit] =
+        tokens * size * (elements.again + matrices * static_cast<double>(width)) - fp8.never_kept;
+    if (keep[layer] >= Keep::no_gate_up) again.device_bytes[unit] += fp8.mlp_again;
+    if (keep[layer] >= Keep::attention) again.device_bytes[unit] += fp8.mixer_again;
     if (keep[layer] == Keep::no_gate_up) again.flops[unit] = (matrices - 1) * product;
     // Heads are made of latents again.
     if (keep[layer] < Keep::attention)
@@ -378,8 +407,7 @@ Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std
       again.flops[unit] -= mixing_work(spec, of_layer, cu_seqlens, reached, sequence).forward;
     if (tile_rows > 0 && keep[layer] >= Keep::no_gate_up)
       again.device_bytes[unit] += tile_sum_bytes(spec, of_layer) * std::ceil(tokens / static_cast<double>(tile_rows));
-    if (keep[layer] == Keep::host)
-      again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(activations));
+    if (keep[layer] == Keep::host) again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * size;
   }
   return again;
 }
