@@ -299,6 +299,20 @@ TEST(BenchOps, TimesTheExpertsThatAModelHas) {
   }
 }
 
+TEST(BenchOps, TimesProductsInFp8AndTheOpsThatLeaveTheirOperands) {
+  const TemporaryDirectory directory;
+  const auto result = result_of({"bench", "ops", "--config", (model_fixture("fp8-products") / "model").string(),
+                                 "--device", "cpu", "--tokens", "50", "--max_length", "20", "--fp8", "true", "--json"},
+                                directory);
+  std::set<std::string> names;
+  for (const auto& row : result["ops"]) names.insert(row["op"].get<std::string>());
+  for (const char* name :
+       {"fp8 linear qkv", "fp8 linear_grad_input o", "fp8 linear_grad_weight down", "fp8_quantise x gate_up",
+        "fp8_quantise x by column o", "fp8_quantise dy, both, qkv", "fp8_quantise w down", "add_rms_norm to fp8",
+        "fp8_quantise_norm", "swiglu to fp8", "fp8_swiglu_grad"})
+    EXPECT_TRUE(names.contains(name)) << name;
+}
+
 TEST(BenchOps, TimesTheStateSpacesThatAModelHas) {
   const TemporaryDirectory directory;
   const auto result = result_of({"bench", "ops", "--config", (model_fixture("nemotron-h") / "model").string(),

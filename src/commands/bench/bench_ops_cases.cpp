@@ -408,6 +408,8 @@ class LayerCases final : public Cases {
             return Call{
                 [=](Ops& ops, Stream& stream) { ops.swiglu_grad(stream, dgate_up, dout, gate_up, activated, gate); }};
           });
+    if (!s_.has_fp8() || s_.hidden % fp8_block != 0 || f % fp8_block != 0) return;
+    for (Case& fp8 : fp8_operand_cases(n_, s_.hidden, f, gate, t_)) cases_.push_back(std::move(fp8));
   }
 
   void linear(const std::string& which, std::int64_t in, std::int64_t out) {

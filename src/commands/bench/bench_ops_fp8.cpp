@@ -59,4 +59,49 @@ std::vector<Case> fp8_cases(const std::string& which, std::int64_t tokens, std::
           rounding("fp8_quantise w " + which, out, in, Blocks::squares, true, false, t)};
 }
 
+std::vector<Case> fp8_operand_cases(std::int64_t n, std::int64_t hidden, std::int64_t width, MlpActivation gate,
+                                    DType activations) {
+  const DType t = activations;
+  const std::int64_t inputs = inputs_of(gate) * width;
+  const std::string of_norm = fmt::format("{} x {}", n, hidden), of_activation = fmt::format("{} x {}", n, width);
+  const auto bytes = [t](std::int64_t elements, std::int64_t codes) {
+    return static_cast<double>(size_of(t)) * static_cast<double>(elements) + static_cast<double>(codes);
+  };
+  return {
+      {"add_rms_norm to fp8", of_norm, bytes(3 * n * hidden, n * hidden), 0,
+       [=](Tensors& m) {
+         const Tensor sum = m.random(t, {n, hidden}), x = m.random(t, {n, hidden}), delta = m.random(t, {n, hidden}),
+                      weight = m.random(t, {hidden}), inv_rms = m.random(DType::f32, {n});
+         const Fp8Matrix rows = acquire(m, Blocks::rows, n, hidden);
+         return Call{[=](Ops& ops, Stream& stream) {
+           ops.add_rms_norm(stream, Tensor(), sum, inv_rms, x, delta, weight, 1e-6f, rows);
+         }};
+       }},
+      {"fp8_quantise_norm", of_norm, bytes(n * hidden, n * hidden), 0,
+       [=](Tensors& m) {
+         const Tensor x = m.random(t, {n, hidden}), weight = m.random(t, {hidden}), inv_rms = m.random(DType::f32, {n});
+         const Fp8Matrix columns = acquire(m, Blocks::squares, hidden, n);
+         return Call{[=](Ops& ops, Stream& stream) { ops.fp8_quantise_norm(stream, columns, x, inv_rms, weight, 0); }};
+       }},
+      {"swiglu to fp8", of_activation, bytes(n * inputs, n * width), 0,
+       [=](Tensors& m) {
+         const Tensor gate_up = m.random(t, {n, inputs});
+         const Fp8Matrix rows = acquire(m, Blocks::rows, n, width);
+         return Call{[=](Ops& ops, Stream& stream) { ops.swiglu(stream, Tensor(), gate_up, gate, rows); }};
+       }},
+      {"fp8_swiglu_grad", of_activation, bytes(n * (inputs + width), n * (2 * inputs + width)), 0, [=](Tensors& m) {
+         const Tensor gate_up = m.random(t, {n, inputs}), dout = m.random(t, {n, width});
+         const Fp8Matrix rows = acquire(m, Blocks::rows, n, inputs), columns = acquire(m, Blocks::rows, inputs, n),
+                         activated = acquire(m, Blocks::squares, width, n);
+         return Call{[=](Ops& ops, Stream& stream) {
+           ops.fp8_swiglu_grad(stream, {.rows = rows,
+                                        .columns = columns,
+                                        .activated = activated,
+                                        .dout = dout,
+                                        .gate_up = gate_up,
+                                        .activation = gate});
+         }};
+       }}};
+}
+
 }  // namespace so

@@ -13,5 +13,8 @@ namespace so {
 // multiples of 128.
 std::vector<Case> fp8_cases(const std::string& which, std::int64_t tokens, std::int64_t in, std::int64_t out,
                             DType activations);
+// The ops that leave an operand in FP8: the norm of `hidden` columns, and an activation of this width.
+std::vector<Case> fp8_operand_cases(std::int64_t tokens, std::int64_t hidden, std::int64_t width, MlpActivation gate,
+                                    DType activations);
 
 }  // namespace so
