@@ -150,8 +150,9 @@ INSTANTIATE_TEST_SUITE_P(Models, OneStep,
                                          "phi3-long", "phi3-short", "qwen2", "seed-oss", "qwen3-moe",
                                          "qwen3-moe-balance", "gpt-oss", "mixtral-v4", "smollm3-v4", "olmo2-v4",
                                          "olmo3", "granite-v4", "glm4", "glm4-v4", "gemma3-v4", "gemma3-vision",
-                                         "ministral3", "qwen3-5", "qwen3-5-bias", "qwen3-5-moe", "qwen3-next", "gemma4",
-                                         "gemma4-vision", "gemma4-moe", "gemma4-e", "glm4-moe-lite", "nemotron-h"),
+                                         "ministral3", "qwen3-5", "qwen3-5-bias", "qwen3-5-vision", "qwen3-5-moe",
+                                         "qwen3-next", "gemma4", "gemma4-vision", "gemma4-moe", "gemma4-e",
+                                         "glm4-moe-lite", "nemotron-h"),
                          test_name);
 
 // Experts stored in MXFP4 are widened when they are loaded. What is written is the model in bf16 under the names of
@@ -284,8 +285,9 @@ INSTANTIATE_TEST_SUITE_P(Models, Training,
                                          "qwen3-untied-v4", "qwen3-bf16-v4", "mistral", "phi3-v4", "phi3-long", "qwen2",
                                          "seed-oss", "qwen3-moe", "qwen3-moe-balance", "gpt-oss", "mixtral-v4",
                                          "smollm3-v4", "olmo2-v4", "olmo3", "granite-v4", "glm4", "gemma3-v4",
-                                         "gemma3-vision", "ministral3", "qwen3-5", "qwen3-5-moe", "qwen3-next",
-                                         "gemma4", "gemma4-moe", "gemma4-e", "glm4-moe-lite", "nemotron-h"),
+                                         "gemma3-vision", "ministral3", "qwen3-5", "qwen3-5-vision", "qwen3-5-moe",
+                                         "qwen3-next", "gemma4", "gemma4-moe", "gemma4-e", "glm4-moe-lite",
+                                         "nemotron-h"),
                          test_name);
 
 using Parts = Blackbox;

@@ -79,6 +79,7 @@ constexpr const char* dense_models[]{"llama-untied",
                                      "gemma3-vision",
                                      "qwen3-5",
                                      "qwen3-5-bias",
+                                     "qwen3-5-vision",
                                      "gemma4",
                                      "gemma4-vision",
                                      "gemma4-e"};
@@ -249,9 +250,9 @@ class GreedyTest : public testing::TestWithParam<const char*> {
 SO_LABEL(sweep, test::covered_families("Models/GreedyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
                          testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4",
-                                         "olmo3", "gemma3-v4", "gemma3-vision", "ministral3", "qwen3-5", "qwen3-5-moe",
-                                         "qwen3-next", "gemma4", "gemma4-moe", "gemma4-e", "glm4-moe-lite",
-                                         "nemotron-h"),
+                                         "olmo3", "gemma3-v4", "gemma3-vision", "ministral3", "qwen3-5",
+                                         "qwen3-5-vision", "qwen3-5-moe", "qwen3-next", "gemma4", "gemma4-moe",
+                                         "gemma4-e", "glm4-moe-lite", "nemotron-h"),
                          name_of_case);
 
 TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {
