@@ -6,6 +6,7 @@
 #          by clang, where warnings are errors, with the address and undefined-behaviour sanitizers, the fuzz targets on
 #          their corpora and bench/; where threads meet, the thread sanitizer; and what is written for 64-bit Arm,
 #          with an emulator
+# SO_TEST_MINUTES=N ends --all in about that time: of the last two, what would begin too late for it is listed as not run.
 # From a clean clone with a CUDA toolkit, on two idle cores, it took 14 minutes, with --all 46; with --all on others 22 to 57.
 set -eu
 cd "$(dirname "$0")"
@@ -24,6 +25,10 @@ export NOT_RUN
 not_run() {
   echo "== $1"
   echo "$1" >>"$NOT_RUN"
+}
+# late SHARE: whether more of SO_TEST_MINUTES has passed, in percent.
+late() {
+  [ -n "${SO_TEST_MINUTES:-}" ] && [ $(($(date +%s) - begin)) -gt $((SO_TEST_MINUTES * 60 * $1 / 100)) ]
 }
 builds=""
 torch=""
@@ -83,8 +88,16 @@ if [ "$all" ]; then
   run build-clang-asan -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
     -DSO_SANITIZE=address,undefined -DSO_FUZZ=ON -DSO_BENCH=ON -DSO_CUDA=OFF
   # oneDNN's OpenMP runtime is not instrumented; our code calls it one thread at a time, so it stays out of the picture.
-  run build-tsan -DSO_SANITIZE=thread -DSO_CUDA=OFF
-  scripts/test_aarch64.sh bits
+  if late 80; then
+    not_run "Thread sanitizer: not run, it would have begun too late for $SO_TEST_MINUTES minutes"
+  else
+    run build-tsan -DSO_SANITIZE=thread -DSO_CUDA=OFF
+  fi
+  if late 92; then
+    not_run "64-bit Arm: not run, it would have begun too late for $SO_TEST_MINUTES minutes"
+  else
+    scripts/test_aarch64.sh bits
+  fi
 fi
 
 if ! nvidia-smi -L >/dev/null 2>&1; then
