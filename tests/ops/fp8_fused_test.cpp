@@ -70,13 +70,23 @@ std::string name_of(const Fp8Case& c) {
   return fmt::format("{} x {} of {}{}", c.n, c.width, so::name_of(c.dtype), c.not_finite ? ", not finite" : "");
 }
 
+// The same for activations. Highway's emulation of vectors, which is one of the instruction sets, makes an int of a NaN
+// in the exponential function, and the sanitizers end there.
+std::vector<Fp8Case> activation_cases() {
+  std::vector<Fp8Case> cases = fp8_cases();
+#ifdef SO_SANITIZED
+  std::erase_if(cases, [](const Fp8Case& c) { return c.not_finite; });
+#endif
+  return cases;
+}
+
 constexpr MlpActivation kActivations[] = {MlpActivation::silu, MlpActivation::gelu_tanh, MlpActivation::relu_squared};
 
 TEST(Fp8Swiglu, LeavesTheRowsOfWhatItMakes) {
   Rig rig;
   Stream& s = rig.stream();
   for_each_instruction_set([&] {
-    for (const Fp8Case& c : fp8_cases())
+    for (const Fp8Case& c : activation_cases())
       for (const MlpActivation activation : kActivations) {
         const TestTensor gate_up = numbers(s, c.dtype, c.n, inputs_of(activation) * c.width, 1, 40, c.not_finite);
         const TestTensor out(s, c.dtype, {c.n, c.width}), again(s, c.dtype, {c.n, c.width});
@@ -98,7 +108,7 @@ TEST(Fp8SwigluGrad, LeavesRowsAndColumnsOfWhatItMakes) {
   Stream& s = rig.stream();
   if (!rig.ops().multiplies_fp8()) GTEST_SKIP() << "this GPU has no products in FP8";
   for_each_instruction_set([&] {
-    for (const Fp8Case& c : fp8_cases())
+    for (const Fp8Case& c : activation_cases())
       for (const MlpActivation activation : kActivations) {
         const std::int64_t inputs = inputs_of(activation) * c.width;
         const TestTensor gate_up = numbers(s, c.dtype, c.n, inputs, 1, 40, c.not_finite),
