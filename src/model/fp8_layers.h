@@ -22,7 +22,7 @@ struct Fp8Widths {
 };
 Fp8Widths fp8_widths(const DecoderSpec& spec, std::int64_t layer);
 
-// Of the FLOPs that model_flops() counts where all is trained, those of products in FP8.
+// Returns the share that products in FP8 have of the FLOPs that model_flops() counts where all is trained.
 double fp8_share(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
 
 }  // namespace so

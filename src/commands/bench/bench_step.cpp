@@ -246,7 +246,7 @@ std::vector<RankSteps> gather_steps(const BenchStepOptions& options, Communicato
   return all;
 }
 
-// What the device reaches in large products, of which `share` is in FP8.
+// Returns the rate that the device reaches in large products, of which `share` is in FP8.
 double products_rate(Device& device, Ops& ops, Stream& stream, DType dtype, double share) {
   const double rate = measure_gemm_rate(device, ops, stream, dtype);
   return share > 0 ? 1 / (share / measure_fp8_rate(device, ops, stream) + (1 - share) / rate) : rate;

@@ -15,7 +15,7 @@ namespace so {
 struct ProductInput {
   Tensor values;    // T
   Fp8Matrix codes;  // in blocks of rows
-  // What the matrix is the norm of, if it is one: of that the weight's gradient makes it again where there are no
+  // Says what the matrix is the norm of, if it is one: the weight's gradient makes it again of that where there are no
   // values.
   struct Norm {
     Tensor x, inv_rms, weight;  // as add_rms_norm() has them, x with what was added to it

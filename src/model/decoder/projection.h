@@ -1,6 +1,7 @@
 // Internal to the decoder: a product with a weight, y = x w^T + bias, and its gradients, in the activations' format or
 // in FP8. In FP8 activations, gradients and the weight are rounded each time they are multiplied, with scales of their
-// present values, as op fp8_quantise() does it; what layers keep and hand on stays in the activations' format.
+// present values, to what op fp8_quantise() makes of them: by it, or by the op that makes the operand. What layers keep
+// stays in the activations' format.
 #pragma once
 
 #include <cstdint>

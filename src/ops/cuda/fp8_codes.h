@@ -44,7 +44,7 @@ __device__ inline void scale_of(unsigned largest, float& value, float& inverse) 
   inverse = __uint_as_float((254 - field) << 23);
 }
 
-// Of elements of a block whose largest magnitude is `largest`. Returns the block's scale.
+// Rounds elements of a block whose largest magnitude is `largest`. Returns the block's scale.
 template <int N>
 __device__ inline float round_to_codes(unsigned (&codes)[N / 4], const float (&x)[N], unsigned largest) {
   constexpr unsigned infinite = 0x7f800000u;  // of magnitudes
@@ -111,7 +111,7 @@ struct Transposed {
   }
 };
 
-// Of a block of threads. A square that is rounded by columns leaves it ready for the next.
+// A block of threads has one. A square that is rounded by columns leaves it ready for the next.
 struct Shared {
   unsigned largest_parts[threads / warp][side];
   alignas(16) Transposed transposed;
