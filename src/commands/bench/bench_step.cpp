@@ -35,6 +35,7 @@
 #include "plan/machine/rank_rates.h"
 #include "plan/machine/rank_share.h"
 #include "plan/measure_units.h"
+#include "plan/memory/training_shape.h"
 #include "plan/plan_comparison.h"
 #include "plan/refusal.h"
 #include "plan/requested_engine.h"
@@ -282,10 +283,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
   // One stream for all, as the ops want it.
   const auto stream = device.create_stream("compute");
   ranks.barrier();  // all measure at once
-  std::vector<std::int32_t> rows;
-  for (std::int64_t row = 0; row <= options.batch_size; ++row)
-    rows.push_back(static_cast<std::int32_t>(row * options.max_length));
-  const double in_fp8 = fp8_share(spec, rows);
+  const double in_fp8 = fp8_share(spec, usual_documents(plan.shape));
   const double gemm_rate = products_rate(device, runtime.ops(), *stream, model.dtype, in_fp8);
   device.limit_memory(plan.limits);  // measuring is over
   const StepMeasurement m = measure(options, spec, layout, runtime, ranks, groups, *stream, plan);
