@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/mix_bits.h"
 #include "device/trace.h"
 #include "optim/adamw_tuning.h"
 #include "optim/cpu/adamw_kernels.h"
@@ -49,12 +50,36 @@ struct Range {
   }
 };
 
+// Bytes of the scales of an update's blocks.
+Range scales_of(const MomentsView& moments, std::size_t count) {
+  const auto blocks = moment_blocks(moments.in_block() + static_cast<std::int64_t>(count));
+  return {moments.scales(), static_cast<std::size_t>(blocks) * sizeof(float)};
+}
+
+void check_blocks(const Update& u) {
+  const Piece& w = u.whole;
+  const std::array<Range, 2> in = {scales_of(w.in.m, w.count), scales_of(w.in.v, w.count)};
+  SO_CHECK(in[0].begin && in[1].begin, "no memory for scales of moments");
+  SO_CHECK(w.in.m.in_block() == w.in.v.in_block(), "moments that begin {} and {} elements after a block does",
+           w.in.m.in_block(), w.in.v.in_block());
+  if (u.outputs == kWeightsOnly) return;
+  const std::array<Range, 2> out = {scales_of(w.out.m, w.count), scales_of(w.out.v, w.count)};
+  SO_CHECK(out[0].begin && out[1].begin, "no memory for scales of moments");
+  for (const MomentsView& moments : {w.in.m, w.in.v, MomentsView(w.out.m), MomentsView(w.out.v)})
+    SO_CHECK(moments.in_block() == 0, "an update begins {} elements after a block does", moments.in_block());
+  SO_CHECK(!out[0].overlaps(out[1]) && !out[0].overlaps(in[1]) && !out[1].overlaps(in[0]),
+           "new scales of one moment overlap the other's");
+  for (std::size_t i = 0; i < 2; ++i)
+    SO_CHECK(out[i].begin == in[i].begin || !out[i].overlaps(in[i]), "new scales overlap old ones");
+}
+
 void check_memory(const Update& u) {
   const Piece& w = u.whole;
   for (const MomentsView& moments : {w.in.m, w.in.v, MomentsView(w.out.m), MomentsView(w.out.v)})
     SO_CHECK(!moments || moments.dtype() == w.in.m.dtype(), "moments in {} and {}", name_of(w.in.m.dtype()),
              name_of(moments.dtype()));
   const std::size_t bytes = w.count * sizeof(float), moment_bytes = w.count * w.in.m.element_size();
+  if (w.in.m.dtype() == DType::u8) check_blocks(u);
   const std::array<const char*, 3> names = {"master", "m", "v"};
   const std::array<Range, 4> in = {Range{w.in.master, bytes}, Range{w.in.m.data(), moment_bytes},
                                    Range{w.in.v.data(), moment_bytes}, Range{w.gradient, w.count * u.gradient_size}};
@@ -74,13 +99,19 @@ void check_memory(const Update& u) {
   }
 }
 
-// Elements before the first at which all output arrays are on a cache line's boundary; false if there is none.
+// Elements before the first at which all output arrays are on a cache line's boundary; false if there is none, or if
+// blocks do not begin there. Codes are stored through the cache.
 bool find_head(const Update& u, std::size_t* head) {
   const Piece& w = u.whole;
   const auto aligned = [](const void* p, std::size_t i, std::size_t size) {
     return (reinterpret_cast<std::uintptr_t>(p) + i * size) % kLine == 0;
   };
   const std::size_t moment_size = w.in.m.element_size();
+  if (w.in.m.dtype() == DType::u8) {
+    *head = 0;
+    return w.in.m.in_block() == 0 && (u.outputs == kWeightsOnly || aligned(w.out.master, 0, sizeof(float))) &&
+           (!w.weights || aligned(w.weights, 0, u.weight_size));
+  }
   for (std::size_t i = 0; i < kLineElements; ++i) {
     const bool state = u.outputs == kWeightsOnly ||
                        (aligned(w.out.master, i, sizeof(float)) && aligned(w.out.m.data(), i, moment_size) &&
@@ -155,7 +186,9 @@ Update prepare(const AdamWStep& step, bool decay, const GradientSpan& gradient, 
   const bool congruent = find_head(u, &u.whole.head);
   u.whole.prefetch = static_cast<std::size_t>(chosen_prefetch.load(std::memory_order_relaxed));
   const KernelTable& table = kernel_tables()[chosen_table.load(std::memory_order_relaxed)];
-  const MomentKinds moments = in.m.dtype() == DType::bf16 ? kMomentsBf16 : kMomentsF32;
+  const MomentKinds moments = in.m.dtype() == DType::u8     ? kMomentsU8
+                              : in.m.dtype() == DType::bf16 ? kMomentsBf16
+                                                            : kMomentsF32;
   u.kernel = table.kernel[u.outputs][moments][gradients][kind][choose_stores(u, congruent)];
   return u;
 }
@@ -177,10 +210,16 @@ void run(const Update& u, std::size_t begin, std::size_t end) {
 
 ParallelWork work_of(const Update& u) {
   // Where the first element is not on a boundary, the grid starts before it, so that pieces meet on boundaries.
+  // Moments in blocks have it begin with a block, and pieces end with one.
   const auto count = static_cast<std::int64_t>(u.whole.count);
-  const std::int64_t shift = u.whole.head == 0 ? 0 : kLineElements - static_cast<std::int64_t>(u.whole.head);
+  const bool blocks = u.whole.in.m.dtype() == DType::u8;
+  const std::int64_t shift = blocks              ? u.whole.in.m.in_block()
+                             : u.whole.head == 0 ? 0
+                                                 : kLineElements - static_cast<std::int64_t>(u.whole.head);
+  const std::int64_t chosen = chosen_tile.load(std::memory_order_relaxed),
+                     tile = blocks ? moment_blocks(chosen) * moment_block : chosen;
   if (count == 0) return {};
-  return {count + shift, chosen_tile.load(std::memory_order_relaxed), [u, shift](std::int64_t begin, std::int64_t end) {
+  return {count + shift, tile, [u, shift](std::int64_t begin, std::int64_t end) {
             run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)),
                 static_cast<std::size_t>(end - shift));
           }};
@@ -213,6 +252,7 @@ AdamWStep make_adamw_step(const AdamWHyper& hyper, double lr, double weight_deca
   step.epsilon = static_cast<float>(hyper.epsilon);
   step.step_size = static_cast<float>(lr / bias1);
   step.decay = static_cast<float>(lr * weight_decay);
+  step.dither = static_cast<std::uint32_t>(mix_bits(static_cast<std::uint64_t>(step_number)));
   return step;
 }
 

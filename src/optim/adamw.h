@@ -15,11 +15,11 @@
 //   p'     = fl(p - u)
 //   weight = p' (f32), or p' rounded to bf16 to nearest-even, NaN quieted as base/dtype.h does it
 //
-// Moments are kept in fp32, or both in bf16: m and v are then widened first, exactly, and m' and v' rounded as weights
-// are when they are stored; p' comes from the m' and v' above, before that rounding. A v in bf16 is safe for a small
-// beta2 only: where 1 - beta2 <= 2^-9 = 0.00195 all of a step's decay is rounded away, so at the usual 0.999 it never
-// falls and steps stay as small as the largest gradients made them; from 1 - beta2 > 2^-8 on, as at 0.99, it falls at
-// every size.
+// Moments are kept in fp32, both in bf16, or both in 8 bits (optim/moment_blocks.h): m and v are then widened first,
+// exactly, and m' and v' rounded when they are stored, to bf16 as weights are; p' comes from the m' and v' above,
+// before that rounding. 8 bits are dithered and serve any beta2. A v in bf16 is safe for a small beta2 only: where 1 -
+// beta2 <= 2^-9 = 0.00195 all of a step's decay is rounded away, so at the usual 0.999 it never falls and steps stay as
+// small as the largest gradients made them; from 1 - beta2 > 2^-8 on, as at 0.99, it falls at every size.
 //
 // In exact arithmetic that is PyTorch's update: p - lr * wd * p - (lr / bc1) * m' / (sqrt(v') / sqrt(bc2) + eps). It
 // differs in rounding only, and for the better: PyTorch rounds the factor 1 - lr * wd to fp32 (at lr * wd = 1e-8 it
@@ -59,8 +59,9 @@ struct AdamWStep {
   float one_minus_beta2;  // 1 - beta2
   float inv_sqrt_bias2;   // 1 / sqrt(1 - beta2^t)
   float epsilon;
-  float step_size;  // lr / (1 - beta1^t)
-  float decay;      // lr * weight_decay, for parameters that decay; the others use 0
+  float step_size;       // lr / (1 - beta1^t)
+  float decay;           // lr * weight_decay, for parameters that decay; the others use 0
+  std::uint32_t dither;  // of the step's number: 8-bit moments are rounded by it
 
   bool operator==(const AdamWStep&) const = default;
 };
@@ -96,7 +97,8 @@ using WeightSpan = std::variant<std::monostate, std::span<float>, std::span<bf16
 // Updates gradient.size() elements on the calling thread. `decay` says whether weight decay applies: call once per
 // parameter, or per run of parameters of one decay class.
 //
-// Memory: any alignment and any length; `in` and `out` have moments of one type. Each of out.master, out.m, out.v is
+// Memory: any alignment and any length; `in` and `out` have moments of one type, which in 8 bits begin at a block's
+// first element, and end with a block or with their parameter. Each of out.master, out.m, out.v is
 // either the very array of its counterpart in `in` (in place) or disjoint from everything read (beside: the old state
 // stays untouched, discarding is forgetting). Weights overlap nothing. Fast when the output arrays share their offset,
 // in elements, from a 64-byte boundary: large updates then store past the cache. All stores are complete (fenced) when
@@ -118,7 +120,8 @@ void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, 
 
 // The weights that adamw_update would write, to the bit, and nothing else: the state is only read, so a speculation
 // that fails is forgotten at no cost, and one that holds is followed by the update itself. Moves 16 to 20 bytes an
-// element, an update 28 to 32. Weights must be given; large ones are stored past the cache; all else as above.
+// element where moments are fp32, an update 28 to 32. Weights must be given; large ones are stored past the cache;
+// moments in 8 bits may begin within a block; all else as above.
 void adamw_preview(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, WeightSpan weights);
 ParallelWork adamw_preview_work(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in,
                                 WeightSpan weights);

@@ -19,6 +19,11 @@ std::span<T> part(const Tensor& tensor, const AdamWRun& run) {
   return tensor.span<T>().subspan(static_cast<std::size_t>(run.begin), static_cast<std::size_t>(run.end - run.begin));
 }
 
+Moments moments_of(const Moments& all, const AdamWRun& run) {
+  if (all.dtype() != DType::u8) return all + run.begin;
+  return {all.as<std::uint8_t>() + run.begin, all.scales() + run.first_block};
+}
+
 class CpuAdamW final : public DeviceAdamW {
  public:
   void update(Stream& stream, const AdamWStep& step, std::span<const AdamWRun> runs, Tensor gradient, AdamWState state,
@@ -34,7 +39,7 @@ class CpuAdamW final : public DeviceAdamW {
                     if (weights)
                       w = weights.dtype() == DType::bf16 ? WeightSpan(part<bf16>(weights, run))
                                                          : WeightSpan(part<float>(weights, run));
-                    const AdamWState at{state.master + run.begin, state.m + run.begin, state.v + run.begin};
+                    const AdamWState at{state.master + run.begin, moments_of(state.m, run), moments_of(state.v, run)};
                     adamw_update_parallel(pool, step, run.decay, g, at, at, w);
                   }
                 });

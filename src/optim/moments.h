@@ -1,4 +1,4 @@
-// Where AdamW's moments lie: an address together with the type of what is there.
+// Where AdamW's moments lie: an address together with the format of what is there.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,13 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "optim/moment_blocks.h"
 
 namespace so {
 
-// An array of fp32 or bf16 numbers, owned by someone else; F and H are float and bf16, or both const.
-template <class F, class H>
+// An array of fp32 or bf16 numbers, or of 8-bit codes (DType::u8) with an array of their blocks' scales, owned by
+// someone else; F, H and B are float, bf16 and std::uint8_t, or all const.
+template <class F, class H, class B>
 class MomentPointer {
   using Void = std::conditional_t<std::is_const_v<F>, const void, void>;
 
@@ -19,35 +21,53 @@ class MomentPointer {
   MomentPointer() = default;
   MomentPointer(std::nullptr_t) {}
   MomentPointer(F* array) : data_(array) {}
-  MomentPointer(H* array) : data_(array), half_(true) {}
-  template <class F2, class H2>
-  MomentPointer(const MomentPointer<F2, H2>& other) requires(std::is_const_v<F> && !std::is_const_v<F2>) {
-    *this =
-        other.dtype() == DType::bf16 ? MomentPointer(other.template as<H2>()) : MomentPointer(other.template as<F2>());
+  MomentPointer(H* array) : data_(array), dtype_(DType::bf16) {}
+  // The first code's block has the first of the scales, and `in_block` of its codes lie before.
+  MomentPointer(B* codes, F* scales, std::int64_t in_block = 0)
+      : data_(codes), scales_(scales), in_block_(in_block), dtype_(DType::u8) {}
+  template <class F2, class H2, class B2>
+  MomentPointer(const MomentPointer<F2, H2, B2>& other) requires(std::is_const_v<F> && !std::is_const_v<F2>)
+      : data_(other.data()), scales_(other.scales()), in_block_(other.in_block()), dtype_(other.dtype()) {}
+  // `scales`: of codes.
+  static MomentPointer of(DType dtype, Void* data, F* scales, std::int64_t in_block = 0) {
+    SO_CHECK(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::u8, "moments in {}", name_of(dtype));
+    MomentPointer moments(static_cast<B*>(data), scales, in_block);
+    moments.dtype_ = dtype;
+    return moments;
   }
 
-  DType dtype() const { return half_ ? DType::bf16 : DType::f32; }
-  std::size_t element_size() const { return half_ ? sizeof(H) : sizeof(F); }
+  DType dtype() const { return dtype_; }
+  std::size_t element_size() const { return dtype_ == DType::u8 ? 1 : dtype_ == DType::bf16 ? sizeof(H) : sizeof(F); }
   Void* data() const { return data_; }
+  F* scales() const { return scales_; }
+  std::int64_t in_block() const { return in_block_; }
   explicit operator bool() const { return data_ != nullptr; }
-  // The address as float* or bf16* (const, for a view). Bug if the array is of the other type.
+  // The address as float*, bf16* or std::uint8_t* (const, for a view). Bug if the array is of another type.
   template <class T>
   T* as() const {
-    static_assert(std::is_same_v<T, F> || std::is_same_v<T, H>);
-    SO_CHECK(half_ == (std::is_same_v<T, H>), "moments in {}", name_of(dtype()));
+    static_assert(std::is_same_v<T, F> || std::is_same_v<T, H> || std::is_same_v<T, B>);
+    SO_CHECK(dtype_ == dtype_of<T>, "moments in {}", name_of(dtype_));
     return static_cast<T*>(data_);
   }
-  // `elements` further on.
+  // `elements`, not a negative number, further on.
   MomentPointer operator+(std::ptrdiff_t elements) const {
-    return half_ ? MomentPointer(static_cast<H*>(data_) + elements) : MomentPointer(static_cast<F*>(data_) + elements);
+    MomentPointer further = *this;
+    further.data_ = static_cast<B*>(data_) + elements * static_cast<std::ptrdiff_t>(element_size());
+    if (dtype_ == DType::u8) {
+      further.scales_ += (in_block_ + elements) / moment_block;
+      further.in_block_ = (in_block_ + elements) % moment_block;
+    }
+    return further;
   }
 
  private:
   Void* data_ = nullptr;
-  bool half_ = false;
+  F* scales_ = nullptr;
+  std::int64_t in_block_ = 0;
+  DType dtype_ = DType::f32;
 };
 
-using Moments = MomentPointer<float, bf16>;
-using MomentsView = MomentPointer<const float, const bf16>;
+using Moments = MomentPointer<float, bf16, std::uint8_t>;
+using MomentsView = MomentPointer<const float, const bf16, const std::uint8_t>;
 
 }  // namespace so

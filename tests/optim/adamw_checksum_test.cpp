@@ -50,6 +50,29 @@ std::uint64_t checksum() {
   return hash.value();
 }
 
+// The same of moments in 8 bits.
+template <class Gradient>
+std::uint64_t checksum_of_blocks() {
+  std::vector<float> p = portable_numbers(1);
+  std::vector<std::uint8_t> m(kElements), v(kElements);
+  std::vector<float> m_scales(static_cast<std::size_t>(moment_blocks(kElements))), v_scales(m_scales.size());
+  std::vector<bf16> weights(kElements);
+  for (int t = 1; t <= kSteps; ++t) {
+    std::vector<Gradient> gradient;
+    for (const float x : portable_numbers(static_cast<std::uint64_t>(t) + 1)) gradient.push_back(Gradient(x));
+    const AdamWStep step =
+        make_adamw_step({.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8}, 1e-2, 0.1, t, t == 2 ? 0.3f : 1.0f);
+    const AdamWState state{p.data(), {m.data(), m_scales.data()}, {v.data(), v_scales.data()}};
+    adamw_update(step, true, std::span<const Gradient>(gradient), state, state, std::span<bf16>(weights));
+  }
+  Xxh3Stream hash;
+  for (const std::vector<float>* numbers : {&p, &m_scales, &v_scales}) hash.add(std::as_bytes(std::span(*numbers)));
+  hash.add(std::as_bytes(std::span(m)));
+  hash.add(std::as_bytes(std::span(v)));
+  hash.add(std::as_bytes(std::span(weights)));
+  return hash.value();
+}
+
 TEST(AdamWChecksum, IsTheSameOnEveryProcessor) {
   for (const std::string& set : adamw_instruction_sets()) {
     for (const AdamWStores stores : {AdamWStores::cached, AdamWStores::stream_all}) {
@@ -59,6 +82,8 @@ TEST(AdamWChecksum, IsTheSameOnEveryProcessor) {
       EXPECT_EQ((checksum<bf16, float>()), 0x750339a489ff2108u) << set;
       EXPECT_EQ((checksum<float, bf16>()), 0x8f495320636965e2u) << set;
       EXPECT_EQ((checksum<bf16, bf16>()), 0xa12688f726caf268u) << set;
+      EXPECT_EQ((checksum_of_blocks<float>()), 0x75f7745a76a9923du) << set;
+      EXPECT_EQ((checksum_of_blocks<bf16>()), 0x3c8762ec91a63d55u) << set;
     }
   }
   adamw_use_instruction_set("");

@@ -5,7 +5,7 @@
 #include <bit>
 #include <random>
 
-#include "optim/adamw_twin.h"
+#include "optim/moment_twin.h"
 #include "support/random_tensors.h"
 
 namespace so::test {
@@ -99,6 +99,72 @@ TEST_P(DeviceAdamWTest, BitsOfTheContract) {
   EXPECT_EQ(second2.values(*stream_), v1);
 }
 
+// The same with moments in 8 bits, whose blocks count from a run's beginning.
+class DeviceAdamWBlocksTest : public DeviceAdamWTest {};
+
+TEST_P(DeviceAdamWBlocksTest, BitsOfTheContract) {
+  const auto [kind, gradient_type, moment_type, weight_type] = GetParam();
+  // Short and long, at odd places and at even ones, more than one launch takes.
+  std::vector<AdamWRun> runs = {{0, 1, true}, {1, 3, false}, {5, 13, true}, {16, 24, false}, {24, 4119, true}};
+  for (std::int64_t at = 5000; at < 32'000; at += 277) runs.push_back({at, at + 200 + at % 77, at % 2 == 0});
+  runs.push_back({33'000, 33'000 + 40 * moment_block, true});
+  runs.push_back({50'003, kCount - 1, true});
+  std::int64_t blocks = 0;
+  for (AdamWRun& run : runs) {
+    run.first_block = blocks;
+    blocks += moment_blocks(run.end - run.begin);
+  }
+  const std::vector<double> g = spread(1, -12, 4, false), p = spread(2, -4, 1, false), m = spread(3, -12, 2, false),
+                            v = spread(4, -40, 3, true);
+  const AdamWStep step = make_adamw_step({}, 1e-3, 0.1, 7, 0.37f);
+  const TestTensor gradient(*stream_, gradient_type, {kCount}, g), master(*stream_, DType::f32, {kCount}, p),
+      weights(*stream_, weight_type, {kCount}, std::vector<double>(kCount, 0.5));
+  const std::vector<double> g0 = gradient.values(*stream_), p0 = master.values(*stream_);
+
+  std::vector<double> m_codes(kCount), v_codes(kCount), m_scales(static_cast<std::size_t>(blocks)), v_scales(m_scales),
+      p1 = p0, w1(kCount, 0.5);
+  std::vector<double> new_m_codes(kCount), new_v_codes(kCount), new_m_scales(m_scales), new_v_scales(v_scales);
+  for (const AdamWRun& run : runs) {
+    std::vector<float> old_m, old_v, new_m, new_v;
+    for (std::int64_t i = run.begin; i < run.end; ++i) {
+      old_m.push_back(static_cast<float>(m[static_cast<std::size_t>(i)]));
+      old_v.push_back(static_cast<float>(v[static_cast<std::size_t>(i)]));
+    }
+    const TwinMoments old = twin_moments(old_m, old_v, 3);
+    for (std::size_t i = 0; i < old_m.size(); ++i) {
+      const std::size_t at = static_cast<std::size_t>(run.begin) + i;
+      const TwinElement x = adamw_twin(step, run.decay, static_cast<float>(g0[at]),
+                                       {static_cast<float>(p0[at]), old.first(i), old.second(i)});
+      p1[at] = x.p;
+      w1[at] = weight_type == DType::bf16 ? static_cast<float>(bf16(x.p)) : x.p;
+      new_m.push_back(x.m);
+      new_v.push_back(x.v);
+    }
+    const TwinMoments updated = twin_moments(new_m, new_v, step.dither);
+    const auto begin = static_cast<std::ptrdiff_t>(run.begin), block = static_cast<std::ptrdiff_t>(run.first_block);
+    std::copy(old.m.begin(), old.m.end(), m_codes.begin() + begin);
+    std::copy(old.v.begin(), old.v.end(), v_codes.begin() + begin);
+    std::copy(old.m_scales.begin(), old.m_scales.end(), m_scales.begin() + block);
+    std::copy(old.v_scales.begin(), old.v_scales.end(), v_scales.begin() + block);
+    std::copy(updated.m.begin(), updated.m.end(), new_m_codes.begin() + begin);
+    std::copy(updated.v.begin(), updated.v.end(), new_v_codes.begin() + begin);
+    std::copy(updated.m_scales.begin(), updated.m_scales.end(), new_m_scales.begin() + block);
+    std::copy(updated.v_scales.begin(), updated.v_scales.end(), new_v_scales.begin() + block);
+  }
+  const TestTensor first(*stream_, DType::u8, {kCount}, m_codes), second(*stream_, DType::u8, {kCount}, v_codes),
+      first_scales(*stream_, DType::f32, {blocks}, m_scales), second_scales(*stream_, DType::f32, {blocks}, v_scales);
+  const AdamWState state{master.tensor().as<float>(),
+                         {first.tensor().as<std::uint8_t>(), first_scales.tensor().as<float>()},
+                         {second.tensor().as<std::uint8_t>(), second_scales.tensor().as<float>()}};
+  make_device_adamw(stream_->device())->update(*stream_, step, runs, gradient, state, weights);
+  EXPECT_EQ(master.values(*stream_), p1);
+  EXPECT_EQ(weights.values(*stream_), w1);
+  EXPECT_EQ(first_scales.values(*stream_), new_m_scales);
+  EXPECT_EQ(second_scales.values(*stream_), new_v_scales);
+  EXPECT_EQ(first.values(*stream_), new_m_codes);
+  EXPECT_EQ(second.values(*stream_), new_v_codes);
+}
+
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda})
@@ -107,10 +173,21 @@ std::vector<Case> all_cases() {
         for (const DType weight : {DType::f32, DType::bf16}) cases.push_back({device, gradient, moments, weight});
   return cases;
 }
-INSTANTIATE_TEST_SUITE_P(Optim, DeviceAdamWTest, testing::ValuesIn(all_cases()), [](const auto& i) {
+std::vector<Case> cases_of_blocks() {
+  std::vector<Case> cases;
+  for (Case c : all_cases())
+    if (c.moments == DType::f32) {
+      c.moments = DType::u8;
+      cases.push_back(c);
+    }
+  return cases;
+}
+std::string name_of_case(const testing::TestParamInfo<Case>& i) {
   return std::string(i.param.device == DeviceKind::cpu ? "cpu_" : "cuda_") + std::string(name_of(i.param.gradient)) +
          "_" + std::string(name_of(i.param.moments)) + "_" + std::string(name_of(i.param.weight));
-});
+}
+INSTANTIATE_TEST_SUITE_P(Optim, DeviceAdamWTest, testing::ValuesIn(all_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Optim, DeviceAdamWBlocksTest, testing::ValuesIn(cases_of_blocks()), name_of_case);
 
 }  // namespace
 }  // namespace so::test

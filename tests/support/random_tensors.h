@@ -34,7 +34,7 @@ class TestTensor {
     tensor_ = Tensor(buffer_.data(), dtype, shape);
     write(stream, std::vector<std::byte>(bytes, std::byte{0xff}));
   }
-  // `values` rounded to the dtype (f32, bf16) or converted (i32).
+  // `values` rounded to the dtype (f32, bf16) or converted (i32, u8).
   TestTensor(Stream& stream, DType dtype, std::initializer_list<std::int64_t> shape, const std::vector<double>& values)
       : TestTensor(stream, dtype, shape) {
     SO_CHECK(tensor_.size() == static_cast<std::int64_t>(values.size()), "{} values for {}", values.size(),
@@ -86,6 +86,8 @@ class TestTensor {
         return put_as(to, i, bf16(static_cast<float>(value)));
       case DType::i32:
         return put_as(to, i, static_cast<std::int32_t>(value));
+      case DType::u8:
+        return put_as(to, i, static_cast<std::uint8_t>(value));
       default:
         SO_BUG("no test values of {}", name_of(tensor_.dtype()));
     }
@@ -98,6 +100,8 @@ class TestTensor {
         return get_as<bf16>(from, i);
       case DType::i32:
         return get_as<std::int32_t>(from, i);
+      case DType::u8:
+        return get_as<std::uint8_t>(from, i);
       default:
         SO_BUG("no test values of {}", name_of(tensor_.dtype()));
     }

@@ -2,9 +2,12 @@
 #include "optim/cpu/adamw_kernels.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
@@ -13,74 +16,14 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "optim/cpu/adamw_blocks-inl.h"
+#include "optim/cpu/adamw_vectors-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace so::adamw {
 namespace HWY_NAMESPACE {
 
-// The contract needs a multiply-add that rounds once, correctly rounded division and square root, and subnormals; the
-// vectors of 32-bit Arm lack the latter two.
-#if HWY_NATIVE_FMA && !HWY_ARCH_ARM_V7
-
-namespace hn = hwy::HWY_NAMESPACE;
-
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
-using DU = hn::RebindToUnsigned<D>;
-using DHalf = hn::Rebind<std::uint16_t, D>;      // as many 16-bit lanes as D has lanes
-using DTwo = hn::Repartition<std::uint16_t, D>;  // twice as many: a whole vector
-
-HWY_INLINE V load(D d, const float* from) { return hn::LoadU(d, from); }
-HWY_INLINE V load(D d, const bf16* from) {
-  const DU du;
-  const auto bits = hn::LoadU(DHalf(), reinterpret_cast<const std::uint16_t*>(from));
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
-}
-
-template <bool kStream, class DX, class VX, class T>
-HWY_INLINE void store_lanes(VX v, DX d, T* to) {
-#if HWY_ARCH_X86
-  if constexpr (kStream) return hn::Stream(v, d, to);
-#endif
-  hn::StoreU(v, d, to);  // other architectures notice by themselves that whole lines are written
-}
-
-// bf16::round of a result of arithmetic, whose NaNs are quiet already; in the lanes' upper halves. Not the processors'
-// own conversion instructions: some flush subnormals.
-HWY_INLINE hn::Vec<DU> round_to_bf16(V x) {
-  const DU du;
-  const auto u = hn::BitCast(du, x);
-  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
-  const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff)));
-  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), u, rounded);
-}
-
-template <bool kStream>
-HWY_INLINE void store(D d, V x, float* to) {
-  store_lanes<kStream>(x, d, to);
-}
-template <bool kStream>
-HWY_INLINE void store(D, V x, bf16* to) {
-  const auto bits = hn::TruncateTo(DHalf(), hn::ShiftRight<16>(round_to_bf16(x)));
-  store_lanes<kStream>(bits, DHalf(), reinterpret_cast<std::uint16_t*>(to));
-}
-template <bool kStream>
-HWY_INLINE void store(D, V, std::nullptr_t) {}
-
-// Two vectors, x before y: of bf16 they make a whole one, so that past the cache whole lines are stored where vectors
-// are lines.
-template <bool kStream>
-HWY_INLINE void store_two(D d, V x, V y, float* to) {
-  store_lanes<kStream>(x, d, to);
-  store_lanes<kStream>(y, d, to + hn::Lanes(d));
-}
-template <bool kStream>
-HWY_INLINE void store_two(D, V x, V y, bf16* to) {
-  const DTwo two;
-  const auto bits = hn::ConcatOdd(two, hn::BitCast(two, round_to_bf16(y)), hn::BitCast(two, round_to_bf16(x)));
-  store_lanes<kStream>(bits, two, reinterpret_cast<std::uint16_t*>(to));
-}
-template <bool kStream>
-HWY_INLINE void store_two(D, V, V, std::nullptr_t) {}
+#if SO_ADAMW_VECTORS
 
 // A state's arrays with the moments' type M, float or bf16, const where they are only read.
 template <class F, class M>
@@ -110,18 +53,13 @@ struct Streams {
   HWY_INLINE Streams at(std::size_t i) const { return {g + i, advance(in, i), advance(out, i), advance(w, i)}; }
 };
 
-// New p, m and v of one vector of elements; the operations and their order are the contract in adamw.h.
+// New p, m and v of one vector of elements.
 template <class X>
 HWY_INLINE void compute(D d, const AdamWStep& s, const X& x, V& p, V& m, V& v) {
-  const V g = hn::Mul(hn::Set(d, s.grad_scale), load(d, x.g));
-  const V m0 = load(d, x.in.m);
-  const V v0 = load(d, x.in.v);
-  const V p0 = load(d, x.in.master);
-  m = hn::MulAdd(hn::Set(d, s.one_minus_beta1), hn::Sub(g, m0), m0);
-  v = hn::MulAdd(hn::Mul(hn::Set(d, s.one_minus_beta2), g), g, hn::Mul(hn::Set(d, s.beta2), v0));
-  const V denom = hn::MulAdd(hn::Sqrt(v), hn::Set(d, s.inv_sqrt_bias2), hn::Set(d, s.epsilon));
-  const V q = hn::Div(m, denom);
-  p = hn::Sub(p0, hn::MulAdd(hn::Set(d, s.step_size), q, hn::Mul(hn::Set(d, s.decay), p0)));
+  m = load(d, x.in.m);
+  v = load(d, x.in.v);
+  p = load(d, x.in.master);
+  step_lanes(d, s, load(d, x.g), p, m, v);
 }
 
 // One vector of elements, through the cache. Every load precedes every store, so the state may be updated in place.
@@ -150,14 +88,6 @@ HWY_INLINE void update_two(D d, const AdamWStep& s, const Streams<G, M, W, S>& x
     store_two<kStreamState>(d, p, p1, x.out.master);
   }
   store_two<kStores != kCached>(d, p, p1, x.w);
-}
-
-// Prefetches the cache lines of these elements.
-template <class T>
-HWY_INLINE void prefetch_lines(const T* from, std::size_t elements) {
-  constexpr std::size_t line = 64;
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
-  for (std::size_t i = 0; i < elements * sizeof(T); i += line) hwy::Prefetch(bytes + i);
 }
 
 // Prefetches what the update of these elements will read. A prefetch is a hint that may name any address, so nothing is
@@ -241,6 +171,24 @@ void fill_kinds(KernelTable& table, Gradients g, MomentKinds m) {
   fill_row<G, M, bf16*, std::nullptr_t>(table.kernel[kWeightsOnly][m][g][kWeightsBf16]);
 }
 
+// The same for moments in 8 bits.
+template <class G>
+void fill_blocks(KernelTable& table, Gradients g) {
+  const auto fill = []<class W, bool kState>(KernelTable::Row& row) {
+    row[kCached] = row[kStreamWeights] = row[kStreamAll] = update_blocks<G, W, kState, kCached>;
+    if constexpr (!std::is_null_pointer_v<W>)
+      row[kStreamWeights] = row[kStreamAll] = update_blocks<G, W, kState, kStreamWeights>;
+    if constexpr (kState) row[kStreamAll] = update_blocks<G, W, kState, kStreamAll>;
+  };
+  auto& update = table.kernel[kStateAndWeights][kMomentsU8][g];
+  auto& preview = table.kernel[kWeightsOnly][kMomentsU8][g];
+  fill.template operator()<std::nullptr_t, true>(update[kNoWeights]);
+  fill.template operator()<float*, true>(update[kWeightsF32]);
+  fill.template operator()<bf16*, true>(update[kWeightsBf16]);
+  fill.template operator()<float*, false>(preview[kWeightsF32]);
+  fill.template operator()<bf16*, false>(preview[kWeightsBf16]);
+}
+
 // Fills the table of this target and says so, or returns false if the target cannot keep the contract.
 bool fill_table(KernelTable& table) {
   table.lanes = hn::Lanes(D());
@@ -248,6 +196,8 @@ bool fill_table(KernelTable& table) {
   fill_kinds<float, bf16>(table, kGradientsF32, kMomentsBf16);
   fill_kinds<bf16, float>(table, kGradientsBf16, kMomentsF32);
   fill_kinds<bf16, bf16>(table, kGradientsBf16, kMomentsBf16);
+  fill_blocks<float>(table, kGradientsF32);
+  fill_blocks<bf16>(table, kGradientsBf16);
   return true;
 }
 
@@ -267,37 +217,99 @@ namespace {
 
 HWY_EXPORT(fill_table);
 
+struct Element {
+  float p, m, v;
+};
+
+Element step_element(const AdamWStep& s, float gradient, Element old) {
+  const float g = s.grad_scale * gradient;
+  const float m = std::fma(s.one_minus_beta1, g - old.m, old.m);
+  const float v = std::fma(s.one_minus_beta2 * g, g, s.beta2 * old.v);
+  const float denom = std::fma(std::sqrt(v), s.inv_sqrt_bias2, s.epsilon);
+  return {old.p - std::fma(s.step_size, m / denom, s.decay * old.p), m, v};
+}
+
 template <class G, class M, class W, bool kState>
 void update_scalar(const Piece& piece) {
-  const AdamWStep& s = piece.step;
   const G* gradient = static_cast<const G*>(piece.gradient);
   const M *first = piece.in.m.as<const M>(), *second = piece.in.v.as<const M>();
   M* const new_first = kState ? piece.out.m.as<M>() : nullptr;
   M* const new_second = kState ? piece.out.v.as<M>() : nullptr;
   for (std::size_t i = 0; i < piece.count; ++i) {
-    const float g = s.grad_scale * static_cast<float>(gradient[i]);
-    const float m0 = static_cast<float>(first[i]), v0 = static_cast<float>(second[i]), p0 = piece.in.master[i];
-    const float m = std::fma(s.one_minus_beta1, g - m0, m0);
-    const float v = std::fma(s.one_minus_beta2 * g, g, s.beta2 * v0);
-    const float denom = std::fma(std::sqrt(v), s.inv_sqrt_bias2, s.epsilon);
-    const float p = p0 - std::fma(s.step_size, m / denom, s.decay * p0);
+    const Element updated =
+        step_element(piece.step, static_cast<float>(gradient[i]),
+                     {piece.in.master[i], static_cast<float>(first[i]), static_cast<float>(second[i])});
     if constexpr (kState) {
-      new_first[i] = M(m);
-      new_second[i] = M(v);
-      piece.out.master[i] = p;
+      new_first[i] = M(updated.m);
+      new_second[i] = M(updated.v);
+      piece.out.master[i] = updated.p;
     }
-    if constexpr (!std::is_null_pointer_v<W>) static_cast<W>(piece.weights)[i] = std::remove_pointer_t<W>(p);
+    if constexpr (!std::is_null_pointer_v<W>) static_cast<W>(piece.weights)[i] = std::remove_pointer_t<W>(updated.p);
   }
 }
 
+// Codes of a block's moments, and its scales.
+void encode_scalar(std::uint32_t step, std::span<const float> first, std::span<const float> second,
+                   const Moments& out_first, const Moments& out_second) {
+  const MomentScale first_scale(largest_magnitude(first)), second_scale(largest_magnitude(second));
+  *out_first.scales() = first_scale.value;
+  *out_second.scales() = second_scale.value;
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    const std::uint32_t hash =
+        moment_hash(std::bit_cast<std::uint32_t>(first[i]), std::bit_cast<std::uint32_t>(second[i]), step);
+    out_first.as<std::uint8_t>()[i] = first_moment_code(first[i], first_scale, moment_dither<FirstMomentCodes>(hash));
+    out_second.as<std::uint8_t>()[i] =
+        second_moment_code(second[i], second_scale, moment_dither<SecondMomentCodes>(hash));
+  }
+}
+
+template <class G, class W, bool kState>
+void update_blocks_scalar(const Piece& piece) {
+  const G* gradient = static_cast<const G*>(piece.gradient);
+  std::size_t begin = 0;
+  while (begin < piece.count) {
+    const auto at = static_cast<std::ptrdiff_t>(begin);
+    const MomentsView first = piece.in.m + at, second = piece.in.v + at;
+    const std::size_t count = std::min(static_cast<std::size_t>(moment_block - first.in_block()), piece.count - begin);
+    std::array<float, moment_block> new_first, new_second;
+    for (std::size_t i = 0; i < count; ++i) {
+      const Element old{piece.in.master[begin + i],
+                        first_moment_value(first.as<const std::uint8_t>()[i], *first.scales()),
+                        second_moment_value(second.as<const std::uint8_t>()[i], *second.scales())};
+      const Element updated = step_element(piece.step, static_cast<float>(gradient[begin + i]), old);
+      new_first[i] = updated.m;
+      new_second[i] = updated.v;
+      if constexpr (kState) piece.out.master[begin + i] = updated.p;
+      if constexpr (!std::is_null_pointer_v<W>)
+        static_cast<W>(piece.weights)[begin + i] = std::remove_pointer_t<W>(updated.p);
+    }
+    if constexpr (kState)
+      encode_scalar(piece.step.dither, std::span(new_first).first(count), std::span(new_second).first(count),
+                    piece.out.m + at, piece.out.v + at);
+    begin += count;
+  }
+}
+
+void fill(KernelTable::Row& row, Kernel kernel) { std::fill(std::begin(row), std::end(row), kernel); }
+
 template <class G, class M>
 void fill_scalar(KernelTable& table, Gradients g, MomentKinds m) {
-  const auto fill = [](KernelTable::Row& row, Kernel kernel) { std::fill(std::begin(row), std::end(row), kernel); };
   fill(table.kernel[kStateAndWeights][m][g][kNoWeights], update_scalar<G, M, std::nullptr_t, true>);
   fill(table.kernel[kStateAndWeights][m][g][kWeightsF32], update_scalar<G, M, float*, true>);
   fill(table.kernel[kStateAndWeights][m][g][kWeightsBf16], update_scalar<G, M, bf16*, true>);
   fill(table.kernel[kWeightsOnly][m][g][kWeightsF32], update_scalar<G, M, float*, false>);
   fill(table.kernel[kWeightsOnly][m][g][kWeightsBf16], update_scalar<G, M, bf16*, false>);
+}
+
+template <class G>
+void fill_blocks_scalar(KernelTable& table, Gradients g) {
+  auto& update = table.kernel[kStateAndWeights][kMomentsU8][g];
+  auto& preview = table.kernel[kWeightsOnly][kMomentsU8][g];
+  fill(update[kNoWeights], update_blocks_scalar<G, std::nullptr_t, true>);
+  fill(update[kWeightsF32], update_blocks_scalar<G, float*, true>);
+  fill(update[kWeightsBf16], update_blocks_scalar<G, bf16*, true>);
+  fill(preview[kWeightsF32], update_blocks_scalar<G, float*, false>);
+  fill(preview[kWeightsBf16], update_blocks_scalar<G, bf16*, false>);
 }
 
 std::vector<KernelTable> make_tables() {
@@ -321,6 +333,8 @@ std::vector<KernelTable> make_tables() {
   fill_scalar<float, bf16>(table, kGradientsF32, kMomentsBf16);
   fill_scalar<bf16, float>(table, kGradientsBf16, kMomentsF32);
   fill_scalar<bf16, bf16>(table, kGradientsBf16, kMomentsBf16);
+  fill_blocks_scalar<float>(table, kGradientsF32);
+  fill_blocks_scalar<bf16>(table, kGradientsBf16);
   tables.push_back(table);
   return tables;
 }

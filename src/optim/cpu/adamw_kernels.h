@@ -23,7 +23,7 @@ struct Piece {
 };
 
 enum Gradients { kGradientsF32, kGradientsBf16, kGradientKinds };
-enum MomentKinds { kMomentsF32, kMomentsBf16, kMomentKinds };
+enum MomentKinds { kMomentsF32, kMomentsBf16, kMomentsU8, kMomentKinds };
 enum Weights { kNoWeights, kWeightsF32, kWeightsBf16, kWeightKinds };
 enum Outputs { kStateAndWeights, kWeightsOnly, kOutputKinds };  // an update, a preview
 enum Stores { kCached, kStreamWeights, kStreamAll, kStoreKinds };

@@ -4,81 +4,30 @@
 #include <type_traits>
 
 #include "device/cuda/cuda_device.h"
-#include "device/cuda/kernel.h"
+#include "optim/cuda/adamw_blocks.h"
+#include "optim/cuda/adamw_kernel.h"
 #include "optim/cuda/cuda.h"
 
 namespace so {
 namespace {
 
-using kernel::from_float;
-using kernel::Pack;
-using kernel::to_float;
-
-constexpr int threads = 256;
-constexpr int per_thread = 8;  // elements: 16 bytes of bf16, two times 16 of fp32
-constexpr std::int64_t tile = threads * per_thread;
-
-// A run as the kernel sees it. Tiles lie on the grid of whole packs, so the first may begin before the run.
-struct TiledRun {
-  std::int64_t begin, end;
-  std::int64_t first_tile;  // of the launch
-  float decay;
-};
-
-// Passed by value: no copy to the device, nothing to keep alive.
-constexpr int runs_at_once = 96;
-struct Runs {
-  int count = 0;
-  TiledRun at[runs_at_once];
-};
-static_assert(sizeof(Runs) < 3500, "kernel parameters may take 4 KB in all");
-
-__device__ void update_element(const AdamWStep& s, float decay, float gradient, float& p, float& m, float& v) {
-  const float g = __fmul_rn(s.grad_scale, gradient);
-  m = __fmaf_rn(s.one_minus_beta1, __fsub_rn(g, m), m);
-  v = __fmaf_rn(__fmul_rn(s.one_minus_beta2, g), g, __fmul_rn(s.beta2, v));
-  const float denominator = __fmaf_rn(__fsqrt_rn(v), s.inv_sqrt_bias2, s.epsilon);
-  const float q = __fdiv_rn(m, denominator);
-  p = __fsub_rn(p, __fmaf_rn(s.step_size, q, __fmul_rn(decay, p)));
-}
-
-// `per_thread` elements in accesses of 16 bytes.
-template <class T>
-__device__ void load_all(float (&to)[per_thread], const T* from) {
-  constexpr int n = kernel::pack_size<T>;
-#pragma unroll
-  for (int i = 0; i < per_thread; i += n) {
-    const auto pack = *reinterpret_cast<const Pack<T, n>*>(from + i);
-#pragma unroll
-    for (int j = 0; j < n; ++j) to[i + j] = to_float(pack.at[j]);
-  }
-}
-template <class T>
-__device__ void store_all(T* to, const float (&from)[per_thread]) {
-  constexpr int n = kernel::pack_size<T>;
-#pragma unroll
-  for (int i = 0; i < per_thread; i += n) {
-    Pack<T, n> pack;
-#pragma unroll
-    for (int j = 0; j < n; ++j) pack.at[j] = from_float<T>(from[i + j]);
-    *reinterpret_cast<Pack<T, n>*>(to + i) = pack;
-  }
-}
+using adamw::from_float;
+using adamw::load_all;
+using adamw::per_thread;
+using adamw::run_of_block;
+using adamw::Runs;
+using adamw::store_all;
+using adamw::threads;
+using adamw::tile;
+using adamw::TiledRun;
+using adamw::to_float;
+using adamw::update_element;
 
 template <class G, class M, class W>
 __global__ void __launch_bounds__(threads)
     adamw_kernel(const AdamWStep step, const __grid_constant__ Runs runs, const G* __restrict__ gradient,
                  float* __restrict__ master, M* __restrict__ first, M* __restrict__ second, W* __restrict__ weights) {
-  // The last run whose tiles begin at or before this block's; the same for all its threads.
-  int low = 0, high = runs.count - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (runs.at[middle].first_tile <= static_cast<std::int64_t>(blockIdx.x))
-      low = middle;
-    else
-      high = middle - 1;
-  }
-  const TiledRun run = runs.at[low];
+  const TiledRun run = run_of_block(runs);
   const std::int64_t i = run.begin / per_thread * per_thread +
                          (static_cast<std::int64_t>(blockIdx.x) - run.first_tile) * tile +
                          static_cast<std::int64_t>(threadIdx.x) * per_thread;
@@ -127,30 +76,24 @@ class CudaAdamW final : public DeviceAdamW {
                               static_cast<const void*>(state.v.data()), static_cast<const void*>(gradient.data()),
                               static_cast<const void*>(weights.data())})
       SO_CHECK(reinterpret_cast<std::uintptr_t>(array) % 16 == 0, "AdamW: an array at {}", array);
-    const cudaStream_t to = cuda_stream(stream);
-    for (std::size_t done = 0; done < runs.size();) {
-      Runs table;
-      std::int64_t tiles = 0;
-      for (; done < runs.size() && table.count < runs_at_once; ++done) {
-        const AdamWRun& run = runs[done];
-        if (run.begin == run.end) continue;
-        SO_CHECK(run.begin >= 0 && run.begin < run.end && run.end <= gradient.size() && run.end <= weights.size(),
-                 "AdamW: elements [{}, {}) of {}", run.begin, run.end, gradient.size());
-        table.at[table.count++] = {run.begin, run.end, tiles, run.decay ? step.decay : 0.0f};
-        tiles += (run.end - run.begin / per_thread * per_thread + tile - 1) / tile;
-      }
-      if (tiles == 0) continue;
+    const std::int64_t elements = std::min(gradient.size(), weights.size());
+    if (state.m.dtype() == DType::u8)
+      return adamw::update_blocks(stream, step, runs, elements, gradient, state, weights);
+    const auto tiles_of = [](const AdamWRun& run) {
+      return (run.end - run.begin / per_thread * per_thread + tile - 1) / tile;
+    };
+    adamw::for_each_launch(runs, elements, step.decay, tiles_of, [&](const Runs& table, std::int64_t tiles) {
       kernel::with_type(gradient.dtype(), [&]<class G>() {
         kernel::with_type(state.m.dtype(), [&]<class M>() {
           kernel::with_type(weights.dtype(), [&]<class W>() {
-            adamw_kernel<G, M, W><<<kernel::blocks_for(tiles, 1), threads, 0, to>>>(
+            adamw_kernel<G, M, W><<<kernel::blocks_for(tiles, 1), threads, 0, cuda_stream(stream)>>>(
                 step, table, static_cast<const G*>(gradient.data()), state.master, address_of<M>(state.m),
                 address_of<M>(state.v), static_cast<W*>(weights.data()));
             SO_CUDA_LAUNCHED("AdamW");
           });
         });
       });
-    }
+    });
   }
 };
 
