@@ -81,7 +81,7 @@ def main():
     p.add_argument("--batch_size", type=int, default=4)
     p.add_argument("--max_length", type=int, default=4096)
     p.add_argument("--runs", nargs="+", default=["1", "1e6"], metavar="NORM[:GIB[:link]]")
-    p.add_argument("--state_dtype", choices=["fp32", "bf16"], default="fp32")
+    p.add_argument("--state_dtype", choices=["fp32", "bf16", "fp8"], default="fp32")
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--bucket_bits", type=int, help="largest bucket: 2 to this power of elements")
     p.add_argument("--lr", type=float, default=1e-5)
@@ -136,8 +136,8 @@ def main():
             start, made_with = time.perf_counter(), (gib, link)
             optimizer = superoffload.AdamW(
                 model.parameters(), lr=a.lr, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=norm,
-                state_dtype=torch.float32 if a.state_dtype == "fp32" else torch.bfloat16, threads=a.threads,
-                device_memory=int(gib * 2**30), update_over_link=link == "link")
+                state_dtype={"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.uint8}[a.state_dtype],
+                threads=a.threads, device_memory=int(gib * 2**30), update_over_link=link == "link")
             print(f"optimizer made in {time.perf_counter() - start:.1f} s", flush=True)
         optimizer.max_grad_norm = norm
         warm, _ = measure(model, ids, a.warmup, optimizer.step)

@@ -40,6 +40,12 @@ struct Tensors {
   std::vector<int> groups;
 };
 
+// Of AdamW's moments in so many bits.
+DType moments_dtype(int bits) {
+  SO_CHECK(bits == 32 || bits == 16 || bits == 8, "moments in {} bits", bits);
+  return bits == 32 ? DType::f32 : bits == 16 ? DType::bf16 : DType::u8;
+}
+
 Tensors tensors_of(const std::vector<TensorTuple>& tuples) {
   Tensors tensors;
   for (const auto& [name, address, is_bf16, elements, unit, group] : tuples) {
@@ -56,7 +62,7 @@ TensorOptimizerSettings settings_of(const nb::dict& given) {
     settings.backend = &backend_of_gpu(gpu);
     settings.device_index = gpu;
   }
-  settings.moments = tensor_dtype(nb::cast<bool>(given["bf16_moments"]));
+  settings.moments = moments_dtype(nb::cast<int>(given["moment_bits"]));
   settings.max_grad_norm = nb::cast<double>(given["max_grad_norm"]);
   settings.schedule = nb::cast<bool>(given["synchronous"]) ? Schedule::synchronous : Schedule::overlapped;
   settings.awaits_updates = nb::cast<bool>(given["awaits_updates"]);

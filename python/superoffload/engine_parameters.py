@@ -105,7 +105,7 @@ class EngineParameters(EngineState):
         ]
         part, parts = sharding.cpu_part()
         self._device_units = memory.device_units(
-            self._managed, self._settings["bf16_moments"], self._offload_ratio, self._device_memory
+            self._managed, self._settings["moment_bits"], self._offload_ratio, self._device_memory
         )
         settings = self._settings | {
             "gpu": self._device.index if on_gpu else -1,
@@ -196,7 +196,7 @@ class EngineParameters(EngineState):
     def _collect(self):
         """All gradients since the last step are the engine's, and all parameters that have one."""
         for group in self.param_groups:
-            groups.check_group(group, self._settings["bf16_moments"])
+            groups.check_group(group, self._settings["moment_bits"])
         self._sync()
         for managed in self._managed:
             if managed.parameter.grad is not None:  # assigned by hand, from before the optimizer, or of DDP

@@ -2,7 +2,7 @@
 
 import torch
 
-from superoffload import errors, parameters
+from superoffload import errors
 
 # As the program has it for --optimizer_state_dtype bf16 (optim/adamw.h says why).
 _LARGEST_BETA2_OF_BF16 = 0.996
@@ -23,9 +23,13 @@ def check_max_grad_norm(value):
         raise errors.UserError(f"max_grad_norm is {value}: give a number from 0 on; 0 clips nothing")
 
 
+# Of the moments, by state_dtype.
+MOMENT_BITS = {torch.float32: 32, torch.bfloat16: 16, torch.uint8: 8}
+
+
 def check_settings(state_dtype, threads, offload_ratio, device_memory):
-    if state_dtype not in parameters.DTYPES:
-        raise errors.UserError(f"state_dtype is {state_dtype}: give torch.float32 or torch.bfloat16")
+    if state_dtype not in MOMENT_BITS:
+        raise errors.UserError(f"state_dtype is {state_dtype}: give torch.float32, torch.bfloat16 or torch.uint8")
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
         raise errors.UserError(f"threads is {threads!r}: give a whole number from 0 on")
     if offload_ratio is not None and device_memory is not None:
@@ -56,7 +60,7 @@ def complete(group, defaults):
         group.setdefault(name, defaults[name])
 
 
-def check_group(group, bf16_moments):
+def check_group(group, moment_bits):
     for name, value in _ONLY.items():
         if group.get(name, value) != value:
             raise errors.UserError(f"{name}={group[name]} is not implemented: leave it out, or use torch.optim.AdamW")
@@ -65,7 +69,7 @@ def check_group(group, bf16_moments):
         raise errors.UserError(f"lr is {lr} and weight_decay {decay}: both are to be from 0 on")
     if not (all(0 <= beta < 1 for beta in betas) and 0 < eps < float("inf")):
         raise errors.UserError(f"betas are {betas} and eps {eps}: give betas from 0 to below 1, and an eps above 0")
-    if bf16_moments and betas[1] > _LARGEST_BETA2_OF_BF16:
+    if moment_bits == 16 and betas[1] > _LARGEST_BETA2_OF_BF16:
         raise errors.UserError(
             f"betas are {betas}: in bf16, second moments whose beta is above {_LARGEST_BETA2_OF_BF16} lose their "
             "decay to rounding; give a beta of 0.99, or state_dtype=torch.float32"

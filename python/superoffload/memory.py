@@ -9,7 +9,7 @@ _SPARE_PART = 16
 _SPARE_STATE = (0.25, 0.1, 0.02)
 
 
-def device_units(managed, bf16_moments, offload_ratio, device_memory):
+def device_units(managed, moment_bits, offload_ratio, device_memory):
     """How many units the device owns: the first ones, as many as the ratio or the bytes allow."""
     elements = {}
     for m in managed:
@@ -17,7 +17,7 @@ def device_units(managed, bf16_moments, offload_ratio, device_memory):
     if offload_ratio is not None:
         room = (1 - offload_ratio) * sum(elements.values())
     else:
-        room = (device_memory or 0) / (4 + 2 * (2 if bf16_moments else 4))
+        room = (device_memory or 0) / (4 + 2 * moment_bits / 8 + (1 / 32 if moment_bits == 8 else 0))
     unaligned = {m.unit for m in managed if m.address % 16 != 0}  # the device's AdamW reads 16 bytes at a time
     units = 0
     for unit, count in elements.items():  # in order
@@ -39,7 +39,7 @@ def check(tensors, settings):
         if host <= available:
             break
     else:
-        advice = "state_dtype=torch.bfloat16 takes 4 bytes less a parameter"
+        advice = "state_dtype=torch.bfloat16 takes 4 bytes less a parameter, torch.uint8 6 bytes less"
         if device > 0:  # memory of its own
             advice += ", and device_memory or offload_ratio moves state to the GPU"
         raise errors.UserError(

@@ -24,8 +24,8 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
     lr, betas, eps, weight_decay: torch.optim.AdamW's if they are not given; where a transformers.Trainer makes the
     optimizer, those of its TrainingArguments.
     max_grad_norm: the norm of all gradients together is clipped to it, as by clip_grad_norm_; 0: no clipping.
-    state_dtype: of the moments, torch.float32 or torch.bfloat16, which needs a second beta of at most 0.996. bf16
-    parameters have fp32 master weights beside them in any case.
+    state_dtype: of the moments, torch.float32; torch.bfloat16, which needs a second beta of at most 0.996; or torch.uint8
+    for 8-bit floating point numbers in blocks of 256. bf16 parameters have fp32 master weights beside them in any case.
     overlap: False has each update wait for the gradient norm; results are the same.
     under_forward: step() returns before all parameters have new values; each gets its own before it is read, so that
     updates go on under the next forward pass. None: on a GPU. False: step() waits for all.
@@ -71,7 +71,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
         self.skipped_steps = 0
         self._begin(
             {
-                "bf16_moments": state_dtype == torch.bfloat16,
+                "moment_bits": groups.MOMENT_BITS[state_dtype],
                 "synchronous": not overlap,
                 "update_over_link": update_over_link,
                 "threads": threads,
@@ -97,7 +97,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
         """Adds parameters; state and gradients of the others stay."""
         super().add_param_group(param_group)
         try:
-            groups.check_group(self.param_groups[-1], self._settings["bf16_moments"])
+            groups.check_group(self.param_groups[-1], self._settings["moment_bits"])
             if self._engine is not None:
                 self._rebuild()
         except errors.UserError:
@@ -272,7 +272,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
         """Where load_state_dict() has looked at everything, before its hooks for afterwards."""
         for group in state["param_groups"]:
             groups.complete(group, self.defaults)
-            groups.check_group(group, self._settings["bf16_moments"])
+            groups.check_group(group, self._settings["moment_bits"])
         keys = itertools.chain.from_iterable(group["params"] for group in self._loaded["param_groups"])
         by_key = dict(zip(keys, self.all_parameters()))
         states = [(by_key.get(key, key), value) for key, value in self._loaded["state"].items()]

@@ -12,9 +12,11 @@ void check_formats(const NumberFormats& formats) {
   for (const auto& [role, dtype] :
        {std::pair{"weights", formats.weights}, std::pair{"activations", formats.activations},
         std::pair{"gradients", formats.gradients}, std::pair{"sums over ranks", formats.rank_sums},
-        std::pair{"moments", formats.moments}, std::pair{"exported weights", formats.exported}})
+        std::pair{"exported weights", formats.exported}})
     SO_CHECK(dtype == DType::f32 || dtype == DType::bf16, "{} in {}: only fp32 and bf16 are implemented", role,
              name_of(dtype));
+  SO_CHECK(formats.moments == DType::f32 || formats.moments == DType::bf16 || formats.moments == DType::u8,
+           "moments in {}: only fp32, bf16 and 8-bit codes are implemented", name_of(formats.moments));
   SO_CHECK(formats.weights == formats.activations,
            "weights in {} and activations in {}: an operation takes both in one format", name_of(formats.weights),
            name_of(formats.activations));

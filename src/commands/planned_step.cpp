@@ -182,7 +182,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"max_length", step.options.max_length},
           {"gradient_accumulation_steps", step.options.gradient_accumulation_steps},
           {"dtype", name_of(plan.decoder.formats.weights)},
-          {"optimizer_state_dtype", name_of(plan.engine.formats.moments)},
+          {"optimizer_state_dtype", name_of_moments(plan.engine.formats.moments)},
           {"host_share", step.host_share},
           {"units", plan.engine.placement.units.size()},
           {"device_units", plan.engine.placement.count(Owner::device)},

@@ -48,7 +48,7 @@ float widen_f16(std::uint16_t h) {
 // if it passes through the slot.
 struct SlotLayout {
   SlotLayout(bool wide, bool narrow, std::size_t slot_bytes) : has_wide(wide), has_narrow(narrow) {
-    constexpr std::size_t whole = 128;  // elements: both parts begin at cache lines, and pieces of tensors too
+    constexpr std::size_t whole = 256;  // elements: both parts begin at cache lines, and pieces of tensors at blocks
     const std::size_t width = (has_wide ? sizeof(float) : 0) + (has_narrow ? sizeof(bf16) : 0);
     elements = width > 0 ? slot_bytes / width / whole * whole : piece_in_place_bytes / sizeof(float);
   }

@@ -37,8 +37,8 @@ std::vector<AdamWSteps::Run> AdamWSteps::runs(const ParameterLayout& layout, Ran
     if (!parameter.trained || part.size() <= 0) continue;
     const std::optional<AdamWStep>& own = (*by_parameter_)[static_cast<std::size_t>(p)];
     const AdamWStep* step = own ? &*own : nullptr;
-    if (!runs.empty() && runs.back().range.end == part.begin && runs.back().decay == parameter.decay &&
-        equal_updates(runs.back().step, step))
+    if (!runs.empty() && runs.back().range.end == part.begin && layout.parameter(p - 1).size() % moment_block == 0 &&
+        runs.back().decay == parameter.decay && equal_updates(runs.back().step, step))
       runs.back().range.end = part.end;
     else
       runs.push_back({part, parameter.decay, step});

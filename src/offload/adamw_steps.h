@@ -37,7 +37,8 @@ class AdamWSteps {
     bool decay = true;
     const AdamWStep* step = nullptr;  // null: they stay as they are; it lives as long as the steps or a copy of them
   };
-  // Returns the runs inside `range`, in order; neighbours with equal updates are one.
+  // Returns the runs inside `range`, in order; neighbours with equal updates are one, where the first ends with a whole
+  // block of 8-bit moments: a run that begins with a block goes on with whole ones.
   std::vector<Run> runs(const ParameterLayout& layout, Range range) const;
 
  private:

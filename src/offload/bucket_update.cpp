@@ -123,16 +123,19 @@ void BucketUpdate::preview_part(const Bucket& bucket, const AdamWSteps& steps, R
 }
 
 void BucketUpdate::add_copied_state(Parts& parts, int place, const Bucket& bucket, Range range) const {
-  const auto offset = static_cast<std::size_t>(range.begin - bucket.own().begin);
-  for (const StateArray array : state_arrays) {
-    const Tensor from = state_.part(array, bucket, range), to = state_.part_beside(array, place, bucket);
-    const std::size_t size = size_of(from.dtype());
-    parts.push_back({range.size(), copy_grain, [=](std::int64_t begin, std::int64_t end) {
-                       std::memcpy(
-                           static_cast<std::byte*>(to.data()) + (offset + static_cast<std::size_t>(begin)) * size,
-                           static_cast<const std::byte*>(from.data()) + static_cast<std::size_t>(begin) * size,
-                           static_cast<std::size_t>(end - begin) * size);
+  const auto add = [&](void* to, const void* from, std::int64_t count, std::size_t size) {
+    parts.push_back({count, copy_grain, [=](std::int64_t begin, std::int64_t end) {
+                       const std::size_t offset = static_cast<std::size_t>(begin) * size;
+                       std::memcpy(static_cast<std::byte*>(to) + offset, static_cast<const std::byte*>(from) + offset,
+                                   static_cast<std::size_t>(end - begin) * size);
                      }});
+  };
+  const AdamWState from = state_.at(bucket, range.begin), to = state_.beside(place, bucket, range.begin);
+  add(to.master, from.master, range.size(), sizeof(float));
+  for (const auto& [new_moments, old_moments] : {std::pair{to.m, from.m}, {to.v, from.v}}) {
+    add(new_moments.data(), old_moments.data(), range.size(), old_moments.element_size());
+    if (old_moments.scales() != nullptr)
+      add(new_moments.scales(), old_moments.scales(), layout_.blocks(range), sizeof(float));
   }
 }
 

@@ -102,6 +102,7 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
     const std::byte* const weights = weights_.follows_masters(begin) ? nullptr : weights_.own_at(begin);
     return std::array<const void*, 5>{weights, gradients_.own_at(begin), state.master, state.m.data(), state.v.data()};
   };
+  // Scales of codes that are adjacent are adjacent too.
   const std::size_t moment = size_of(state_.dtype(StateArray::first_moment));
   const std::array<std::size_t, 5> sizes{size_of(weights_.on_device().dtype()), size_of(gradients_.own_dtype()),
                                          sizeof(float), moment, moment};
@@ -147,7 +148,11 @@ void DeviceOptimizer::read_state(StateArray array, const Bucket& bucket, Range p
 }
 
 void DeviceOptimizer::write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill) {
-  transfer_->write(state_.part(array, bucket, part), current(bucket), fill);
+  const Range whole = layout_.whole_blocks(part);
+  if (state_.dtype(array) != DType::u8)
+    return transfer_->write(state_.part(array, bucket, part), {0, part.size()}, current(bucket), fill);
+  transfer_->write(state_.part(array, bucket, whole), {part.begin - whole.begin, part.end - whole.begin},
+                   current(bucket), fill);
 }
 
 void DeviceOptimizer::place_masters(Stream& stream, const Bucket& bucket, Range part, const WeightPiece& piece) {
@@ -164,9 +169,13 @@ void DeviceOptimizer::place_masters(Stream& stream, const Bucket& bucket, Range 
 
 void DeviceOptimizer::place_moments(Stream& stream, StateArray array, const Bucket& bucket, Range part,
                                     const WeightPiece& piece) {
-  require(bucket, stream);
-  const Tensor to = state_.part(array, bucket, part);
   const auto from = static_cast<std::size_t>(part.begin - piece.begin);
+  if (state_.dtype(array) == DType::u8)
+    return write_state(array, bucket, part, [&](std::int64_t offset, std::span<float> values) {
+      std::copy_n(piece.wide.data() + from + offset, values.size(), values.data());
+    });
+  require(bucket, stream);
+  const Tensor to = state_.part(array, bucket, part).values();
   const bool narrow = to.dtype() == DType::bf16;
   SO_CHECK(!(narrow ? piece.narrow.empty() : piece.wide.empty()), "moments at {} came in another format", part.begin);
   stream.copy(to.data(),

@@ -56,7 +56,7 @@ class DeviceOptimizer {
   // weights' format they are on the device already, in the order of `stream`; where it has not, the weights are made of
   // the masters.
   void place_masters(Stream& stream, const Bucket& bucket, Range part, const WeightPiece& piece);
-  // The same for moments, which come in the format they are kept in.
+  // The same for moments, which come in the format they are kept in, or in fp32 where that is 8 bits: then it waits.
   void place_moments(Stream& stream, StateArray array, const Bucket& bucket, Range part, const WeightPiece& piece);
 
   const DeviceCounters& counters() const { return counters_; }

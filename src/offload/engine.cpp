@@ -27,8 +27,9 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       buckets_(shard_buckets(
           layout,
           make_buckets(layout, settings.placement.bucket_elements, settings.placement.units,
-                       settings.caller.any_order || settings.placement.cuts_within_units(settings.formats)),
-          ranks)),
+                       settings.caller.any_order || settings.placement.cuts_within_units(settings.formats),
+                       block_elements(settings.formats.moments)),
+          ranks, block_elements(settings.formats.moments))),
       unit_buckets_(layout, buckets_),
       weights_(
           device, layout, settings.formats.weights, settings.caller.weights, settings.placement, buckets_,
@@ -37,7 +38,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                                   Stream& stream) { device_optimizer_.cast_masters(unit_buckets_.of(unit), stream); },
            .gathers = unit_gathers()}),
       gradients_(device, layout, settings.formats, settings.placement, buckets_),
-      device_state_(device, buckets_, settings.formats.moments),
+      device_state_(device, layout, buckets_, settings.formats.moments),
       gate_(static_cast<int>(buckets_.size())),
       waits_(device),
       // The thread that moves state over the link is on the core where this one waits for the verdict; all others are
@@ -48,6 +49,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
             !settings.placement.moves()),
       host_gradients_(device, host_pool, buckets_, gradients_, link_, settings.placement.moves()),
       exchange_(make_exchange(device, *ops_, ranks, settings.collectives, layout, buckets_, weights_, gradients_,
+                              block_elements(settings.formats.moments),
                               [this](const Bucket& bucket, Stream& stream) { require_sent(bucket, stream); })),
       step_gradients_(device, layout, settings.placement, buckets_, unit_buckets_, *exchange_, host_gradients_),
       frozen_(device, layout, buckets_, weights_),

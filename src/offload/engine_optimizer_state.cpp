@@ -86,8 +86,8 @@ WeightForms OffloadEngine::forms(DType stored) const {
 }
 
 WeightForms OffloadEngine::moment_forms() const {
-  const bool wide = settings_.formats.moments == DType::f32;
-  return {.wide = wide, .narrow = !wide};
+  const bool narrow = settings_.formats.moments == DType::bf16;
+  return {.wide = !narrow, .narrow = narrow};
 }
 
 std::vector<OffloadEngine::StatePlace> OffloadEngine::state_places(StateArray array) {
@@ -99,11 +99,9 @@ std::vector<OffloadEngine::StatePlace> OffloadEngine::state_places(StateArray ar
     // fp32 weights go to the device from the same piece as the masters, and copies to it want pinned memory.
     const bool sent_too = array == StateArray::master && settings_.formats.weights == DType::f32;
     if (!bucket.on_host() || sent_too) continue;
-    const Tensor state = host_.writable_state(array, bucket);
-    if (state.dtype() == DType::f32)
-      place.wide = state.as<float>();
-    else
-      place.narrow = state.as<bf16>();
+    const Tensor state = host_.writable_state(array, bucket).values();
+    if (state.dtype() == DType::f32) place.wide = state.as<float>();
+    if (state.dtype() == DType::bf16) place.narrow = state.as<bf16>();
   }
   return places;
 }

@@ -12,8 +12,8 @@
 namespace so {
 namespace {
 
-Range own_slice(const ParameterLayout& layout, const Bucket& bucket, const Communicator& ranks) {
-  const ShardMap::Slice slice = slices_of(layout, bucket.range(), ranks.size()).slice(ranks.rank());
+Range own_slice(const ParameterLayout& layout, const Bucket& bucket, const Communicator& ranks, std::int64_t block) {
+  const ShardMap::Slice slice = slices_of(layout, bucket.range(), ranks.size(), block).slice(ranks.rank());
   const std::int64_t begin = bucket.range().begin;
   if (slice.size() == 0) return {begin, begin};
   return {begin + slice.begin, begin + slice.end};
@@ -79,7 +79,7 @@ class RankExchange final : public Exchange {
  public:
   RankExchange(Device& device, EngineOps& ops, Communicator& ranks, CollectiveRoute route,
                const ParameterLayout& layout, std::span<const Bucket> buckets, const UnitWeights& weights,
-               const UnitGradients& gradients, RequireSent require_sent)
+               const UnitGradients& gradients, std::int64_t block, RequireSent require_sent)
       : ops_(ops),
         layout_(layout),
         weights_(weights),
@@ -96,7 +96,7 @@ class RankExchange final : public Exchange {
     std::vector<std::int64_t> reduced(scratch.size());
     CollectiveSizes sizes{.reduced = gradients.dtype()};
     for (const Bucket& bucket : buckets) {
-      shards_.push_back(slices_of(layout, bucket.range(), ranks.size()));
+      shards_.push_back(slices_of(layout, bucket.range(), ranks.size(), block));
       std::vector<std::int64_t>& bytes = slice_bytes_.emplace_back();
       for (const std::int64_t count : shards_.back().counts())
         bytes.push_back(count * static_cast<std::int64_t>(size_of(weights.on_device().dtype())));
@@ -240,25 +240,26 @@ class RankExchange final : public Exchange {
 
 }  // namespace
 
-ShardMap slices_of(const ParameterLayout& layout, Range bucket, int ranks) {
-  return {bucket.size(), ranks, [&](std::int64_t at) { return layout.cut_before(bucket.begin + at) - bucket.begin; }};
+ShardMap slices_of(const ParameterLayout& layout, Range bucket, int ranks, std::int64_t block) {
+  return {bucket.size(), ranks,
+          [&](std::int64_t at) { return layout.cut_before(bucket.begin + at, block) - bucket.begin; }};
 }
 
-std::vector<Bucket> shard_buckets(const ParameterLayout& layout, std::vector<Bucket> buckets,
-                                  const Communicator& ranks) {
+std::vector<Bucket> shard_buckets(const ParameterLayout& layout, std::vector<Bucket> buckets, const Communicator& ranks,
+                                  std::int64_t block) {
   if (ranks.size() == 1) return buckets;
   std::vector<Bucket> sharded;
   for (const Bucket& bucket : buckets)
-    sharded.emplace_back(bucket.index(), bucket.range(), bucket.owner(), own_slice(layout, bucket, ranks));
+    sharded.emplace_back(bucket.index(), bucket.range(), bucket.owner(), own_slice(layout, bucket, ranks, block));
   return sharded;
 }
 
 std::unique_ptr<Exchange> make_exchange(Device& device, EngineOps& ops, Communicator& ranks, CollectiveRoute route,
                                         const ParameterLayout& layout, std::span<const Bucket> buckets,
-                                        const UnitWeights& weights, const UnitGradients& gradients,
+                                        const UnitWeights& weights, const UnitGradients& gradients, std::int64_t block,
                                         RequireSent require_sent) {
   if (ranks.size() == 1) return std::make_unique<OneRank>(device, ops, layout, gradients);
-  return std::make_unique<RankExchange>(device, ops, ranks, route, layout, buckets, weights, gradients,
+  return std::make_unique<RankExchange>(device, ops, ranks, route, layout, buckets, weights, gradients, block,
                                         std::move(require_sent));
 }
 

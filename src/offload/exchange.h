@@ -63,18 +63,18 @@ class Exchange {
 // for the host to send it.
 using RequireSent = std::function<void(const Bucket&, Stream&)>;
 
-// The ranks' slices of a bucket, each of whole blocks (Parameter::cut).
-ShardMap slices_of(const ParameterLayout& layout, Range bucket, int ranks);
+// The ranks' slices of a bucket, each of whole blocks (ParameterLayout::cut_before()).
+ShardMap slices_of(const ParameterLayout& layout, Range bucket, int ranks, std::int64_t block = 1);
 
 // This rank's slice of each bucket. A rank that owns nothing of a bucket has an empty slice at its beginning.
-std::vector<Bucket> shard_buckets(const ParameterLayout& layout, std::vector<Bucket> buckets,
-                                  const Communicator& ranks);
+std::vector<Bucket> shard_buckets(const ParameterLayout& layout, std::vector<Bucket> buckets, const Communicator& ranks,
+                                  std::int64_t block = 1);
 
 // For these ranks; several make it together. `route`: that of several ranks' collectives, where the device's memory is
-// its own. All references must outlive it, and so must the work that was enqueued there.
+// its own. `block`: that of the slices. All references must outlive it, and so must the work that was enqueued there.
 std::unique_ptr<Exchange> make_exchange(Device& device, EngineOps& ops, Communicator& ranks, CollectiveRoute route,
                                         const ParameterLayout& layout, std::span<const Bucket> buckets,
-                                        const UnitWeights& weights, const UnitGradients& gradients,
+                                        const UnitWeights& weights, const UnitGradients& gradients, std::int64_t block,
                                         RequireSent require_sent);
 
 }  // namespace so

@@ -30,12 +30,13 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
                              const UnitWeights& weights, HostGradients& gradients, HostLink& link,
                              const Placement& placement, DType moments, SaveGate& gate)
     : pool_(pool),
+      layout_(layout),
       buckets_(buckets),
       state_(device,
              {.pool = pool,
               .spare_places = placement.schedule == Schedule::synchronous ? 0 : placement.spare_buckets,
               .pinned = placement.pins_state()},
-             buckets, moments),
+             layout, buckets, moments),
       update_(layout, state_),
       weights_(weights),
       gradients_(gradients),
@@ -193,7 +194,7 @@ void HostOptimizer::cast_masters(std::span<const Bucket> unit, Stream& stream) {
   std::vector<MasterCopies::Part> parts;
   for (const Bucket& bucket : unit)
     if (const Range own = bucket.own(); bucket.on_host() && follows_masters(bucket) && own.size() > 0)
-      parts.push_back({state_.part(StateArray::master, bucket, own),
+      parts.push_back({state_.part(StateArray::master, bucket, own).values(),
                        Tensor(weights_.own_at(own.begin), weights_.on_device().dtype(), {own.size()})});
   if (!parts.empty()) masters_->cast(parts, stream);
 }
@@ -211,10 +212,11 @@ void HostOptimizer::read_state(StateArray array, const Bucket& bucket, Range par
 void HostOptimizer::write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill) {
   require_state(bucket);
   wait_for_copies(array);
-  write_host_state(state_.part(array, bucket, part), fill);
+  const Range whole = state_.dtype(array) == DType::u8 ? layout_.whole_blocks(part) : part;
+  write_host_state(state_.part(array, bucket, whole), {part.begin - whole.begin, part.end - whole.begin}, fill);
 }
 
-Tensor HostOptimizer::writable_state(StateArray array, const Bucket& bucket) {
+StatePart HostOptimizer::writable_state(StateArray array, const Bucket& bucket) {
   require_state(bucket);
   wait_for_copies(array);
   return state_.part(array, bucket, bucket.own());
@@ -446,7 +448,8 @@ void HostOptimizer::send_masters(const Bucket& bucket) {
 }
 
 void HostOptimizer::place(StateArray array, const Bucket& bucket, Range part, const WeightPiece& piece) {
-  const Tensor to = state_.part(array, bucket, part);
+  if (state_.dtype(array) == DType::u8) return place_codes(array, bucket, part, piece);
+  const Tensor to = state_.part(array, bucket, part).values();
   const auto from = static_cast<std::size_t>(part.begin - piece.begin);
   const bool narrow = to.dtype() == DType::bf16, widens = !narrow && piece.wide.empty();
   SO_CHECK(!narrow || !piece.narrow.empty(), "bf16 moments at {} came in fp32 only", part.begin);
@@ -462,6 +465,21 @@ void HostOptimizer::place(StateArray array, const Bucket& bucket, Range part, co
     else
       std::memcpy(static_cast<std::byte*>(to.data()) + first * size,
                   static_cast<const std::byte*>(source) + first * size, count * size);
+  });
+}
+
+void HostOptimizer::place_codes(StateArray array, const Bucket& bucket, Range part, const WeightPiece& piece) {
+  SO_CHECK(!piece.wide.empty(), "8-bit moments at {} came in another format than fp32", part.begin);
+  if (layout_.whole_blocks(part) != part)
+    return write_state(array, bucket, part, [&](std::int64_t offset, std::span<float> values) {
+      std::copy_n(piece.wide.data() + (part.begin - piece.begin) + offset, values.size(), values.data());
+    });
+  const StatePart to = state_.part(array, bucket, part);
+  constexpr std::int64_t grain = 64 * moment_block;
+  // Elements of one parameter, so that blocks count from the first.
+  pool_.parallel_for(part.size(), grain, [&](std::int64_t begin, std::int64_t end) {
+    const float* const from = piece.wide.data() + (part.begin - piece.begin) + begin;
+    to.slice({begin, end}).encode({from, static_cast<std::size_t>(end - begin)});
   });
 }
 

@@ -113,7 +113,7 @@ class HostOptimizer {
   void read_state(StateArray array, const Bucket& bucket, Range part, const ReadPiece& body);
   void write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill);
   // The bucket's own slice, which the caller may write until the next gradient.
-  Tensor writable_state(StateArray array, const Bucket& bucket);
+  StatePart writable_state(StateArray array, const Bucket& bucket);
   // Waits until all updates are done; weights may still be on their way to the device.
   void finish();
   // Reports that the device's work for this step has failed, so that no verdict will come. The first error is kept.
@@ -122,7 +122,7 @@ class HostOptimizer {
   // Enqueues.
   void send_masters(const Bucket& bucket);
   // Loading: elements `part` of the bucket's own slice from a piece that holds them, by the host's threads, unless they
-  // were read right into it. Moments come in the format they are kept in.
+  // were read right into it. Moments come in the format they are kept in, or in fp32 where that is 8 bits.
   void place(StateArray array, const Bucket& bucket, Range part, const WeightPiece& piece);
 
   // Their seconds add up to the time that has passed until `at`, which is during the call.
@@ -166,6 +166,8 @@ class HostOptimizer {
   bool next_is_ready() const;
   void start();  // begins the work on the next bucket in hand, or does it where it is none for the pool
   void end();    // waits for the work that was begun first, and hands it over
+  // place() where moments are codes.
+  void place_codes(StateArray array, const Bucket& bucket, Range part, const WeightPiece& piece);
   ParallelWork work_on(const Bucket& bucket, const HostLink::Slot& slot, HostTask task, int place,
                        const AdamWSteps& steps) const;
   // Enqueues the bucket's new weights, and tells the schedule. `seconds`: of AdamW.
@@ -196,6 +198,7 @@ class HostOptimizer {
   void wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready, bool needs_late = true);
 
   ThreadPool& pool_;
+  const ParameterLayout& layout_;
   const std::span<Bucket> buckets_;
   OptimizerState state_;
   const BucketUpdate update_;

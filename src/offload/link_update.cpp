@@ -23,17 +23,18 @@ LinkUpdate::LinkUpdate(Device& device, const ParameterLayout& layout, std::int64
       gradients_(gradients),
       stored_(stored_gradients),
       adamw_(make_device_adamw(device)) {
-  const auto allocate = [&](DType dtype) {
-    return device.allocate(MemoryKind::device, static_cast<std::size_t>(elements) * size_of(dtype), "state on its way");
+  const auto allocate = [&](std::size_t bytes) {
+    return device.allocate(MemoryKind::device, bytes, "state on its way");
+  };
+  const auto allocate_elements = [&](DType dtype) {
+    return allocate(static_cast<std::size_t>(elements) * size_of(dtype));
   };
   // The thread that waits leaves its core to AdamW.
   const auto sleeper = [&] { return device.create_event(Timing::off, Waiting::sleeps); };
   for (Slot& slot : slots_) {
-    slot.master = allocate(DType::f32);
-    slot.first_moment = allocate(state.dtype(StateArray::first_moment));
-    slot.second_moment = allocate(state.dtype(StateArray::second_moment));
-    if (stored_) slot.gradient = allocate(*stored_);
-    slot.weights = allocate(weights.on_device().dtype());
+    for (const std::size_t bytes : state.array_bytes()) slot.state.push_back(allocate(bytes));
+    if (stored_) slot.gradient = allocate_elements(*stored_);
+    slot.weights = allocate_elements(weights.on_device().dtype());
     slot.here = device.create_event();
     slot.updated = sleeper();
   }
@@ -47,11 +48,9 @@ LinkUpdate::~LinkUpdate() {
 }
 
 AdamWState LinkUpdate::state_in(const Slot& slot) const {
-  const auto moments = [&](const Buffer& buffer) {
-    return state_.dtype(StateArray::first_moment) == DType::bf16 ? Moments(static_cast<bf16*>(buffer.data()))
-                                                                 : Moments(static_cast<float*>(buffer.data()));
-  };
-  return {static_cast<float*>(slot.master.data()), moments(slot.first_moment), moments(slot.second_moment)};
+  std::vector<void*> arrays;
+  for (const Buffer& array : slot.state) arrays.push_back(array.data());
+  return state_.state_at(arrays);
 }
 
 std::byte* LinkUpdate::kept(const Slot& slot) const {
@@ -71,20 +70,17 @@ void LinkUpdate::begin(const LinkTask& task) {
 void LinkUpdate::list_copies(Slot& slot) const {
   const LinkTask& task = slot.task;
   const Range own = task.bucket->own();
-  const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(own.size()) * size_of(dtype); };
   slot.up.clear();
   slot.down.clear();
   slot.up_next = slot.down_next = 0;
-  const std::array<void*, 3> there = slot.state();
-  for (const StateArray array : state_arrays) {
-    void* const at = there[static_cast<std::size_t>(array)];
-    const std::size_t size = bytes(state_.dtype(array));
-    void* const old = state_.part(array, *task.bucket, own).data();
-    slot.up.push_back({at, old, size});
-    if (task.task == HostTask::preview || task.task == HostTask::weights_first) continue;
-    slot.down.push_back(
-        {task.task == HostTask::speculate ? state_.part_beside(array, task.place, *task.bucket).data() : old, at,
-         size});
+  const std::vector<std::span<std::byte>> old = state_.arrays(*task.bucket);
+  const bool beside = task.task == HostTask::speculate,
+             changes = task.task != HostTask::preview && task.task != HostTask::weights_first;
+  const std::vector<std::span<std::byte>> updated = beside ? state_.arrays_beside(task.place, *task.bucket) : old;
+  for (std::size_t i = 0; i < old.size(); ++i) {
+    void* const at = slot.state[i].data();
+    slot.up.push_back({at, old[i].data(), old[i].size()});
+    if (changes) slot.down.push_back({updated[i].data(), at, updated[i].size()});
   }
   std::byte* const weights = kept(slot);
   if (weights == nullptr) return;

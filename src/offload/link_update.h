@@ -81,14 +81,14 @@ class LinkUpdate {
   // The copies of one direction, in order; pieces of them, once they are enqueued, are cut from the front.
   using Copies = std::vector<Copy>;
   struct Slot {
-    Buffer master, first_moment, second_moment, gradient, weights;
+    std::vector<Buffer> state;  // an array each (OptimizerState::arrays())
+    Buffer gradient, weights;
     std::unique_ptr<Event> here, updated;
     LinkTask task;
     Copies up, down;
     std::size_t up_next = 0, down_next = 0;  // the first that is not, or not wholly, enqueued
     bool was_complete = false;               // its gradient, when it was begun
     std::chrono::steady_clock::time_point begun;
-    std::array<void*, 3> state() const { return {master.data(), first_moment.data(), second_moment.data()}; }
   };
   // One direction.
   struct Way {

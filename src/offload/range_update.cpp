@@ -18,7 +18,8 @@ void update_range(DeviceAdamW& adamw, Stream& stream, const AdamWSteps& steps, c
     auto group =
         std::find_if(groups.begin(), groups.end(), [&](const Group& other) { return *other.step == *run.step; });
     if (group == groups.end()) group = groups.insert(group, {run.step, {}});
-    group->runs.push_back({run.range.begin - range.begin, run.range.end - range.begin, run.decay});
+    group->runs.push_back({run.range.begin - range.begin, run.range.end - range.begin, run.decay,
+                           layout.blocks({range.begin, run.range.begin})});
   }
   for (const Group& group : groups) adamw.update(stream, *group.step, group.runs, gradient, state, weights);
 }

@@ -11,6 +11,15 @@
 
 namespace so {
 
+// Elements of a block that neither buckets nor ranks may cut.
+inline std::int64_t block_elements(DType moments) { return moments == DType::u8 ? moment_block : 1; }
+
+// Bytes of AdamW's state an element: its fp32 master weight and two moments, with their blocks' scales.
+inline double state_bytes(DType moments) {
+  const double scale = moments == DType::u8 ? sizeof(float) / static_cast<double>(moment_block) : 0;
+  return sizeof(float) + 2 * (static_cast<double>(size_of(moments)) + scale);
+}
+
 // An array of fp32 or bf16 numbers, or of 8-bit codes (DType::u8) with an array of their blocks' scales, owned by
 // someone else; F, H and B are float, bf16 and std::uint8_t, or all const.
 template <class F, class H, class B>
@@ -31,7 +40,7 @@ class MomentPointer {
   // `scales`: of codes.
   static MomentPointer of(DType dtype, Void* data, F* scales, std::int64_t in_block = 0) {
     SO_CHECK(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::u8, "moments in {}", name_of(dtype));
-    MomentPointer moments(static_cast<B*>(data), scales, in_block);
+    MomentPointer moments(static_cast<B*>(data), scales, dtype == DType::u8 ? in_block : 0);
     moments.dtype_ = dtype;
     return moments;
   }

@@ -17,8 +17,8 @@ namespace so {
 
 using LrScheduler = LrScheduleKind;
 enum class Precision : std::uint8_t { automatic, bf16, fp32 };
-enum class StatePrecision : std::uint8_t { fp32, bf16 };  // of AdamW's moments
-enum class SumPrecision : std::uint8_t { fp32, bf16 };    // of gradients that are added up
+enum class StatePrecision : std::uint8_t { fp32, bf16, fp8 };  // of AdamW's moments
+enum class SumPrecision : std::uint8_t { fp32, bf16 };         // of gradients that are added up
 enum class Toggle : std::uint8_t { automatic, on, off };
 // The published system's two modes, as a Schedule (offload/schedule/schedule.h): overlapped, and synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
@@ -53,8 +53,8 @@ struct EnumNames<Precision> {
 };
 template <>
 struct EnumNames<StatePrecision> {
-  static constexpr std::pair<StatePrecision, std::string_view> list[] = {{StatePrecision::fp32, "fp32"},
-                                                                         {StatePrecision::bf16, "bf16"}};
+  static constexpr std::pair<StatePrecision, std::string_view> list[] = {
+      {StatePrecision::fp32, "fp32"}, {StatePrecision::bf16, "bf16"}, {StatePrecision::fp8, "fp8"}};
 };
 template <>
 struct EnumNames<SumPrecision> {
@@ -133,8 +133,10 @@ struct EnumNames<PlanChoice> {
 // None: the model's own.
 std::optional<DType> asked_dtype(Precision precision);
 DType moments_dtype(StatePrecision precision);
+// As reports name them: torch has no name for 8-bit codes with scales.
+std::string_view name_of_moments(DType moments);
 // The largest adam_beta2 with which second moments, kept in that format, follow the gradients: in bf16 a step's decay
-// is rounded away, all or in part, unless 1 - beta2 is above 2^-8 (optim/adamw.h).
+// is rounded away, all or in part, unless 1 - beta2 is above 2^-8 (optim/adamw.h); in fp8 rounding is dithered.
 double largest_beta2(StatePrecision precision);
 
 }  // namespace so

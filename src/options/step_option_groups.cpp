@@ -168,10 +168,11 @@ OptionTable<StepOptions> make_step() {
       .default_from(ours)
       .affects_later_steps();
   t.add("optimizer_state_dtype", &O::optimizer_state_dtype,
-        "Number format that AdamW's moments are kept in between steps; bf16 takes 8 bytes a parameter instead of 12, "
-        "master weights among them, and needs adam_beta2 at most 0.996")
+        "Number format that AdamW's moments are kept in between steps. A parameter's state takes 12 bytes, master "
+        "weights among them; in bf16, which needs adam_beta2 at most 0.996, 8; in fp8, where blocks of 256 share a "
+        "scale, 6")
       .default_from(ours)
-      .affects_results();
+      .affects_later_steps();
   t.add("deterministic", &O::deterministic,
         "Whether a run repeats to the bit. false lets a GPU add up attention's gradient in whatever order is quickest, "
         "which shortens steps with documents of tens of thousands of tokens")
@@ -314,7 +315,19 @@ void check_placement(const PlacementOptions& options, const OptionOrigins& origi
         *options.streamed_layers, ranks);
 }
 
-DType moments_dtype(StatePrecision precision) { return precision == StatePrecision::bf16 ? DType::bf16 : DType::f32; }
+DType moments_dtype(StatePrecision precision) {
+  switch (precision) {
+    case StatePrecision::fp32:
+      return DType::f32;
+    case StatePrecision::bf16:
+      return DType::bf16;
+    case StatePrecision::fp8:
+      return DType::u8;
+  }
+  SO_BUG("state precision {}", static_cast<int>(precision));
+}
+
+std::string_view name_of_moments(DType moments) { return moments == DType::u8 ? "fp8" : name_of(moments); }
 
 double largest_beta2(StatePrecision precision) { return precision == StatePrecision::bf16 ? 0.996 : 1; }
 

@@ -81,6 +81,8 @@ std::vector<PlanChange> quicker_changes(const PlanQuestion& question, const Trai
   };
   if (question.asked.optimizer_state_dtype == StatePrecision::fp32)
     with("optimizer_state_dtype", "bf16", [](PlanKnobs& knobs) { knobs.optimizer_state_dtype = StatePrecision::bf16; });
+  if (question.asked.optimizer_state_dtype != StatePrecision::fp8)
+    with("optimizer_state_dtype", "fp8", [](PlanKnobs& knobs) { knobs.optimizer_state_dtype = StatePrecision::fp8; });
   const std::int64_t more_micro_batches = 4 * question.asked.gradient_accumulation_steps;
   with("gradient_accumulation_steps", std::to_string(more_micro_batches),
        [&](PlanKnobs& knobs) { knobs.gradient_accumulation_steps = more_micro_batches; });

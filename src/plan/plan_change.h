@@ -53,8 +53,8 @@ class CpuTimeLimit {
 };
 
 // What would make the steps of a plan quicker whose GPU waits for the host for a tenth of the step or longer: more host
-// memory, bf16 moments, more tokens a step. Each was planned, and gives 5% more tokens a second; the best first. Takes
-// about two seconds of CPU time at most.
+// memory, bf16 or fp8 moments, more tokens a step. Each was planned, and gives 5% more tokens a second; the best first.
+// Takes about two seconds of CPU time at most.
 std::vector<PlanChange> quicker_changes(const PlanQuestion& question, const TrainingPlan& plan);
 
 }  // namespace so

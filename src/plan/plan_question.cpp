@@ -81,12 +81,18 @@ void require_state(const ParameterLayout& layout, const PlanningMachine& machine
   std::string advice =
       fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);
   const MemoryRoom room = room_of(machine);
-  NumberFormats narrow = formats;
-  narrow.moments = DType::bf16;
-  if (formats != narrow && !room.misfit(least_memory(layout, machine, narrow, device_units, request.gpus, gathered)))
+  const auto fits_with = [&](DType moments) {
+    NumberFormats narrow = formats;
+    narrow.moments = moments;
+    return state_bytes(moments) < state_bytes(formats.moments) &&
+           !room.misfit(least_memory(layout, machine, narrow, device_units, request.gpus, gathered));
+  };
+  if (fits_with(DType::bf16))
     advice +=
         "keep AdamW's moments in bf16 (--optimizer_state_dtype "
         "bf16, which train wants with --adam_beta2 0.996 or less), ";
+  else if (fits_with(DType::u8))
+    advice += "keep AdamW's moments in 8 bits, which adds noise to updates (--optimizer_state_dtype fp8), ";
   const std::string smaller = "train a smaller one";
   const auto refusal = room.misfit(
       plan,

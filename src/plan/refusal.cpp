@@ -32,6 +32,8 @@ class Search {
   std::vector<PlanChange> run() {
     const std::vector<Choice> choices = own_choices();
     for (const Choice& choice : choices) try_choice(choice);
+    const auto narrower = [&](const Choice& choice) { return choice.less_state && helps_alone(choice); };
+    if (std::none_of(choices.begin(), choices.end(), narrower)) fp8_moments();
     if (!numbers(q_.asked, {}))
       for (const Choice& choice : choices)
         if (choice.with_numbers && !helps_alone(choice)) numbers(choice.knobs, choice.options);
@@ -94,6 +96,8 @@ class Search {
   }
   void add(Options options, const PlanKnobs& knobs) {
     std::string text = text_of(options);
+    if (knobs.optimizer_state_dtype == StatePrecision::fp8 && q_.asked.optimizer_state_dtype != StatePrecision::fp8)
+      text += " (moments rounded to 8 bits, which adds noise to updates)";
     changes_.push_back({std::move(options), std::move(text), knobs});
   }
   void try_choice(const Choice& choice) {
@@ -164,7 +168,10 @@ class Search {
       offer({{"grad_accum_dtype", "bf16"}}, [](PlanKnobs& knobs) { knobs.grad_accum_dtype = SumPrecision::bf16; });
       choices.back().with_numbers = true;
     }
-    if (allowed("optimizer_state_dtype") && q_.asked.optimizer_state_dtype == StatePrecision::fp32) {
+    if (allowed("optimizer_state_dtype") && q_.asked.optimizer_state_dtype == StatePrecision::bf16) {
+      offer({{"optimizer_state_dtype", "fp8"}}, to_fp8);
+      choices.back().less_state = true;
+    } else if (allowed("optimizer_state_dtype") && q_.asked.optimizer_state_dtype == StatePrecision::fp32) {
       Options options{{"optimizer_state_dtype", "bf16"}};
       if (q_.rows->find("adam_beta2") && q_.asked.adam_beta2 > largest_beta2(StatePrecision::bf16))
         options.emplace_back("adam_beta2", "0.99");
@@ -172,6 +179,15 @@ class Search {
       choices.back().less_state = true;
     }
     return choices;
+  }
+
+  static void to_fp8(PlanKnobs& knobs) { knobs.optimizer_state_dtype = StatePrecision::fp8; }
+  // Where bf16 does not do.
+  void fp8_moments() {
+    if (!allowed("optimizer_state_dtype") || q_.asked.optimizer_state_dtype != StatePrecision::fp32) return;
+    Choice choice{q_.asked, {{"optimizer_state_dtype", "fp8"}}, to_fp8};
+    choice.change(choice.knobs);
+    try_choice(choice);
   }
 
   // The largest of least, least + step, ... below `bad` for which `with` makes knobs that fit.

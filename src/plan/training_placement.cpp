@@ -37,7 +37,7 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, c
   plan.shape = shape;
   plan.engine = engine_settings(request);
   plan.engine.placement.ranks = shape.ranks;
-  constexpr std::int64_t unit = ParameterLayout::alignment;
+  const std::int64_t unit = std::max(ParameterLayout::alignment, block_elements(plan.engine.formats.moments));
   std::int64_t& bucket = plan.engine.placement.bucket_elements;
   if (!request.bucket_size_given) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
@@ -79,7 +79,7 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   inputs_.reduced_bytes = static_cast<double>(size_of(formats.gradients));
   inputs_.bytes.stored = static_cast<double>(size_of(formats.weights));
   inputs_.bytes.sum = static_cast<double>(size_of(plan_.shape.ranks > 1 ? formats.rank_sums : formats.gradients));
-  inputs_.bytes.state = static_cast<double>(state_bytes(formats.moments));
+  inputs_.bytes.state = state_bytes(formats.moments);
   if (formats.weights == DType::bf16 && q_.request.cast_side == CastChoice::automatic)
     plan_.engine.placement.cast = choose_cast(measured_, inputs_.bytes.state);
   set_cast(inputs_, plan_.engine.placement.cast);

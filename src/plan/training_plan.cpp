@@ -118,8 +118,8 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.memory = state().memory;
     // Places were counted by what one takes of the host; what they share depends on owners and residency, and where
     // they are pinned they have page tables.
-    const std::size_t place = static_cast<std::size_t>(placement.bucket_elements) *
-                              state_bytes(plan.engine.formats.moments),
+    const std::size_t place = static_cast<std::size_t>(static_cast<double>(placement.bucket_elements) *
+                                                       state_bytes(plan.engine.formats.moments)),
                       tables = std::max<std::size_t>(1, page_table_bytes(*machine.backend, place));
     const std::size_t inputs = kept_host_bytes(spec, plan.decoder.formats.activations, shape, plan.decoder.keep);
     while (placement.spare_buckets > 0) {

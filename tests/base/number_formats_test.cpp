@@ -31,7 +31,7 @@ TEST(NumberFormats, ModelsOwnDtypeDecidesAllButGradientsAndMoments) {
 TEST(NumberFormats, CheckTakesWhatIsImplemented) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const DType gradients : {DType::f32, dtype})
-      for (const DType moments : {DType::f32, DType::bf16})
+      for (const DType moments : {DType::f32, DType::bf16, DType::u8})
         for (const DType exported : {DType::f32, DType::bf16}) {
           NumberFormats formats = model_formats(dtype);
           formats.gradients = gradients;
@@ -52,7 +52,7 @@ TEST(NumberFormats, CheckNamesTheRoleAndTheReason) {
   says({.weights = DType::u8, .activations = DType::u8}, "weights in uint8: only fp32 and bf16 are implemented");
   says({.activations = DType::f16}, "activations in float16");
   says({.gradients = DType::f16}, "gradients in float16: only fp32 and bf16");
-  says({.moments = DType::u8}, "moments in uint8");
+  says({.moments = DType::f16}, "moments in float16: only fp32, bf16 and 8-bit codes");
   says({.exported = DType::f16}, "exported weights in float16");
 }
 

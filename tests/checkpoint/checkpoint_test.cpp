@@ -40,7 +40,7 @@ class Checkpoints : public testing::TestWithParam<DType> {
 
 TEST_P(Checkpoints, RoundTripIsBitForBit) {
   for (const char* fixture : {"qwen3-tied", "llama-sharded"})
-    for (const DType moments : {DType::f32, DType::bf16}) {
+    for (const DType moments : {DType::f32, DType::bf16, DType::u8}) {
       SCOPED_TRACE(testing::Message() << fixture << ", moments " << name_of(moments));
       EngineOfModel model(model_directory(fixture), nullptr, GetParam(), moments);
       model.fill(1);
@@ -48,7 +48,8 @@ TEST_P(Checkpoints, RoundTripIsBitForBit) {
       const auto path = write(model);
       EXPECT_EQ(std::filesystem::exists(path / "master.safetensors"), GetParam() == DType::bf16);
       for (const Owner owner : {Owner::host, Owner::device}) {
-        EngineOfModel other(model_directory(fixture), nullptr, GetParam(), moments, 64, owner);  // other buckets
+        const std::int64_t other_buckets = moments == DType::u8 ? 512 : 64;
+        EngineOfModel other(model_directory(fixture), nullptr, GetParam(), moments, other_buckets, owner);
         other.load_checkpoint(path);
         EXPECT_TRUE(other.bits() == before) << name_of(owner);
       }

@@ -39,7 +39,8 @@ struct Case {
 const std::vector<Case> cases{
     {"qwen3-tied", DType::f32, DType::f32, 1024}, {"qwen3-tied", DType::bf16, DType::bf16, 1 << 20},
     {"qwen3-moe", DType::bf16, DType::f32, 4096}, {"gemma3-vision", DType::bf16, DType::f32, 2048},
-    {"gpt-oss", DType::bf16, DType::bf16, 2048},  {"llama-bias", DType::f32, DType::bf16, 64}};
+    {"gpt-oss", DType::bf16, DType::bf16, 2048},  {"llama-bias", DType::f32, DType::bf16, 64},
+    {"llama-bias", DType::bf16, DType::u8, 512},  {"qwen3-moe", DType::bf16, DType::u8, 4096}};
 
 std::string name_of(const Case& c) {
   return fmt::format("{} in {}, moments in {}, buckets of {}", c.model, so::name_of(c.compute), so::name_of(c.moments),

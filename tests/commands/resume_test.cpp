@@ -160,33 +160,42 @@ TEST_F(ResumedRun, MachineOptionsDoNotChangeTheResult) {
   expect_same_end("threads", "plain");
 }
 
-TEST_F(ResumedRun, Bf16MomentsAreSteppedAndResumedAlike) {
-  const auto half = [&](const std::string& output) {
-    return command(output).set("max_steps", "6").set("adam_beta2", "0.99").set("optimizer_state_dtype", "bf16");
-  };
-  finish(half("reference").set("save_steps", "3").set("mode", "superoffload"));
-  rewind("reference", "resumed", 3);
-  finish(half("resumed").set("mode", "zerooffload").flag("resume"));
-  EXPECT_EQ(steps_of(temporary_ / "resumed"), count_to(6));
-  expect_same_end("resumed", "reference");
+TEST_F(ResumedRun, NarrowMomentsAreSteppedAndResumedAlike) {
+  for (const std::string format : {"bf16", "fp8"}) {
+    SCOPED_TRACE(format);
+    const auto narrow = [&](const std::string& output) {
+      return command(format + output)
+          .set("max_steps", "6")
+          .set("adam_beta2", "0.99")
+          .set("optimizer_state_dtype", format);
+    };
+    finish(narrow("reference").set("save_steps", "3").set("mode", "superoffload"));
+    rewind(format + "reference", format + "resumed", 3);
+    finish(narrow("resumed").set("mode", "zerooffload").flag("resume"));
+    EXPECT_EQ(steps_of(temporary_ / (format + "resumed")), count_to(6));
+    expect_same_end(format + "resumed", format + "reference");
 
-  // The files hold bf16 values, not all zeros, as fp32: the lower half of each is empty.
-  for (const char* file : {"exp_avg.safetensors", "exp_avg_sq.safetensors"}) {
-    std::int64_t filled = 0;
-    for (const auto& [name, tensor] : read_safetensors(checkpoint("reference", 6) / file)) {
-      EXPECT_EQ(tensor.dtype, "F32") << name;
-      for (const float value : tensor.values) {
-        ASSERT_EQ(std::bit_cast<std::uint32_t>(value) & 0xffffu, 0u) << name;
-        filled += value != 0;
+    // The files hold values of that format, not all zeros, as fp32: the lower half of each is empty.
+    for (const char* file : {"exp_avg.safetensors", "exp_avg_sq.safetensors"}) {
+      std::int64_t filled = 0;
+      for (const auto& [name, tensor] : read_safetensors(checkpoint(format + "reference", 6) / file)) {
+        EXPECT_EQ(tensor.dtype, "F32") << name;
+        for (const float value : tensor.values) {
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(value) & 0xffffu, 0u) << name;
+          filled += value != 0;
+        }
       }
+      EXPECT_GT(filled, 0) << file;
     }
-    EXPECT_GT(filled, 0) << file;
-  }
 
-  // A result is of one format from its first step to its last.
-  rewind("reference", "other", 3);
-  expect_refusal(run(half("other").set("optimizer_state_dtype", "fp32").flag("resume").words(), temporary_.path()),
-                 {"optimizer_state_dtype: \"bf16\" recorded, \"fp32\" now"});
+    // Another format from here on is asked for, or it was a mistake.
+    rewind(format + "reference", format + "other", 3);
+    const auto wide = [&] { return narrow("other").set("optimizer_state_dtype", "fp32").flag("resume"); };
+    expect_refusal(run(wide().words(), temporary_.path()),
+                   {fmt::format("optimizer_state_dtype: \"{}\" recorded, \"fp32\" now", format)});
+    finish(wide().set("allow_changed", "optimizer_state_dtype"));
+    EXPECT_EQ(steps_of(temporary_ / (format + "other")), count_to(6));
+  }
 }
 
 TEST_F(ResumedRun, RefusesOtherOptions) {

@@ -124,10 +124,28 @@ class ReferenceLoop {
         first[i] = now.m;
         second[i] = now.v;
       }
+      if (settings_.formats.moments == DType::u8 && trained(p)) round(m[p], v[p], step.dither);
     }
   }
 
  private:
+  // To 8 bits, and back.
+  static void round(std::vector<float>& first, std::vector<float>& second, std::uint32_t dither) {
+    for (std::size_t begin = 0; begin < first.size(); begin += moment_block) {
+      const std::size_t end = std::min(first.size(), begin + moment_block);
+      const std::span m_block = std::span(first).subspan(begin, end - begin),
+                      v_block = std::span(second).subspan(begin, end - begin);
+      const MomentScale m_scale(largest_magnitude(m_block)), v_scale(largest_magnitude(v_block));
+      for (std::size_t i = 0; i < m_block.size(); ++i) {
+        const std::uint32_t hash =
+            moment_hash(std::bit_cast<std::uint32_t>(m_block[i]), std::bit_cast<std::uint32_t>(v_block[i]), dither);
+        m_block[i] = first_moment_value(first_moment_code(m_block[i], m_scale, moment_dither<FirstMomentCodes>(hash)),
+                                        m_scale.value);
+        v_block[i] = second_moment_value(
+            second_moment_code(v_block[i], v_scale, moment_dither<SecondMomentCodes>(hash)), v_scale.value);
+      }
+    }
+  }
   bool trained(std::size_t p) const { return layout_.parameter(static_cast<int>(p)).trained; }
 
   const ParameterLayout& layout_;

@@ -135,6 +135,41 @@ INSTANTIATE_TEST_SUITE_P(Engine, EngineEquality,
                                           testing::Values(Clipping::never, Clipping::sometimes, Clipping::always)),
                          equality_name);
 
+// Moments in 8 bits: the plain loop that rounds them, a block at a time from each parameter's beginning.
+TEST(Engine, MomentsIn8BitsAreTheRoundedOnes) {
+  const Scenario& run = the_run();
+  const ParameterLayout& layout = run.layout;
+  const double max_norm = std::sqrt(run.norms[0] * run.norms[1]);
+  for (const Owner owner : {Owner::host, Owner::device})
+    for (const std::int64_t elements : {std::int64_t{2048}, std::int64_t{6400}, layout.elements()}) {
+      SCOPED_TRACE(testing::Message() << name_of(owner) << ", buckets of " << elements);
+      CountedSettings settings = settings_of(DType::bf16, elements, max_norm, owner);
+      settings.formats.moments = DType::u8;
+      EngineRig rig(layout, settings, 3);
+      ReferenceLoop reference(layout, settings, run.initial);
+      rig.load(run.initial);
+      for (std::size_t s = 0; s < kSteps; ++s) {
+        reference.step(run.sums[s], kLr[s], static_cast<std::int64_t>(s) + 1);
+        for (std::size_t i = 0; i < kMicroBatches; ++i) {
+          if (i + 1 == kMicroBatches) rig.engine().begin_last_micro_batch(kLr[s], static_cast<std::int64_t>(s) + 1);
+          rig.micro_batch(run.micro_batches[s][i], i == 0, &run.shared[s][i]);
+        }
+        rig.engine().finish_step(rig.stream());
+      }
+      ASSERT_TRUE(rig.equals(reference));
+      // What was read and is written again is the same, for the whole and for parts of blocks.
+      const EngineBytes bytes = rig.bytes();
+      rig.load(bytes);
+      ASSERT_TRUE(rig.bytes() == bytes);
+      for (const Range part :
+           {Range{0, 100}, Range{300, 301}, Range{layout.elements() / 2, layout.elements() / 2 + 700}})
+        rig.engine().write_state(StateArray::second_moment, part, [&](std::int64_t begin, std::span<float> values) {
+          std::copy_n(bytes.v.begin() + begin, values.size(), values.begin());
+        });
+      ASSERT_TRUE(rig.bytes() == bytes);
+    }
+}
+
 // Gradients kept in bf16: the plain loop over the rounded ones, norm and clipping included.
 TEST(Engine, Bf16GradientsAreTheRoundedOnes) {
   const Scenario& run = the_run();

@@ -54,7 +54,9 @@ TEST(Frozen, EveryScheduleIsThePlainLoop) {
             PlainManner{.streamed_units = 5, .resume_at = 5},
             PlainManner{.device_units = 2, .transient_weights = true, .streamed_units = 2},
             PlainManner{.streamed_units = 3, .over_link = true},
-            PlainManner{.device_units = 4, .over_link = true, .resume_at = 7}}) {
+            PlainManner{.device_units = 4, .over_link = true, .resume_at = 7},
+            PlainManner{.bucket_elements = 4096, .moments = DType::u8},
+            PlainManner{.device_units = 4, .over_link = true, .resume_at = 7, .moments = DType::u8}}) {
         SCOPED_TRACE(testing::Message() << name_of(compute) << ", layout " << (&layout - layouts().data())
                                         << ", device units " << manner.device_units << ", streamed "
                                         << manner.streamed_units << ", buckets of " << manner.bucket_elements);

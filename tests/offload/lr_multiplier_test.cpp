@@ -41,7 +41,8 @@ TEST(LrMultiplier, EveryScheduleIsThePlainLoop) {
           PlainManner{.bucket_elements = 1024, .device_units = 3}, PlainManner{.device_units = 7},
           PlainManner{.device_units = 3, .transient_weights = true, .transient_gradients = true},
           PlainManner{.streamed_units = 5, .resume_at = 5}, PlainManner{.streamed_units = 3, .over_link = true},
-          PlainManner{.device_units = 4, .over_link = true, .resume_at = 7}}) {
+          PlainManner{.device_units = 4, .over_link = true, .resume_at = 7},
+          PlainManner{.device_units = 4, .resume_at = 5, .moments = DType::u8}}) {
       SCOPED_TRACE(testing::Message() << name_of(compute) << ", device units " << manner.device_units << ", streamed "
                                       << manner.streamed_units << ", buckets of " << manner.bucket_elements);
       expect_plain_loop(multiplied(), compute, manner, ++seed);
@@ -104,7 +105,8 @@ TEST(LrMultiplier, OneUpdateForEachLearningRate) {
   using Parts = std::vector<std::pair<std::int64_t, std::int64_t>>;
   Recorder one = update({0, 384});
   EXPECT_EQ(one.updates, 1);
-  EXPECT_EQ(one.seen[step_size], (Parts{{0, 256}, {256, 261}, {320, 384}}));
+  EXPECT_EQ(one.seen[step_size], (Parts{{0, 128}, {128, 192}, {192, 256}, {256, 261}, {320, 384}}))
+      << "runs go on in the next parameter where a block of moments ends with this one";
   parameters[1].lr_multiplier = parameters[4].lr_multiplier = 2;
   Recorder two = update({64, 384});
   EXPECT_EQ(two.updates, 2);

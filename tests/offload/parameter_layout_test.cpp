@@ -168,5 +168,36 @@ TEST(ParameterLayout, RefusesWhatIsNoLayout) {
       << "blocks begin between two cache lines";
 }
 
+// 8-bit moments have a scale for each 256 elements of a parameter, however it lies.
+TEST(ParameterLayout, BlocksCountFromEachParameter) {
+  const ParameterLayout layout({{"embed", {600}, true, 0, false},  // 3 blocks, to 600 of 640
+                                {"norm", {7}, false, 0, false},    // 1
+                                {"q", {320}, true, 0, false},
+                                {"k", {100}, true, 0, true},    // 704; 1024, joined
+                                {"v", {300}, true, 0, true}});  // 1124, joined
+  const auto at = [&](std::int64_t element) {
+    const ParameterLayout::BlockPlace place = layout.block_at(element);
+    return std::pair(place.index, place.offset);
+  };
+  using Place = std::pair<std::int64_t, std::int64_t>;
+  EXPECT_EQ(at(0), Place(0, 0));
+  EXPECT_EQ(at(599), Place(2, 87));
+  EXPECT_EQ(at(600), Place(3, 0)) << "padding belongs to what follows";
+  EXPECT_EQ(at(640), Place(3, 0));
+  EXPECT_EQ(at(704), Place(4, 0));
+  EXPECT_EQ(at(1024), Place(6, 0));
+  EXPECT_EQ(at(1400), Place(8, 20));
+  EXPECT_EQ(at(layout.elements()), Place(9, 0));
+  EXPECT_EQ(layout.blocks({256, 704}), 3);
+  EXPECT_EQ(layout.whole_blocks({10, 300}), (Range{0, 512}));
+  EXPECT_EQ(layout.whole_blocks({256, 590}), (Range{256, 600}));
+  EXPECT_EQ(layout.whole_blocks({1000, 1130}), (Range{960, 1380}));
+  EXPECT_EQ(layout.cut_before(500, 256), 256);
+  EXPECT_EQ(layout.cut_before(620, 256), 620) << "padding";
+  EXPECT_EQ(layout.cut_before(1010, 256), 960);
+  EXPECT_EQ(layout.cut_before(1100, 256), 1024);
+  EXPECT_EQ(layout.cut_before(1300, 256), 1024) << "where v begins no bucket can";
+}
+
 }  // namespace
 }  // namespace so

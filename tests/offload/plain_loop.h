@@ -33,11 +33,13 @@ struct PlainManner {
   int streamed_units = 0;
   bool over_link = false;
   int resume_at = -1;
+  DType moments = DType::f32;
 };
 
 inline CountedSettings plain_settings(DType compute, const PlainManner& manner) {
   CountedSettings settings;
   settings.formats = model_formats(compute);
+  settings.formats.moments = manner.moments;
   settings.placement.bucket_elements = manner.bucket_elements;
   settings.counts.device_units = manner.device_units;
   settings.placement.spare_buckets = manner.spare_buckets;

@@ -158,6 +158,7 @@ TEST(EngineOnRanks, WithWeightsInBf16) {
   for (const CastSide cast : {CastSide::host, CastSide::device}) {
     CountedSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
     settings.formats = model_formats(DType::bf16);
+    settings.formats.moments = cast == CastSide::host ? DType::f32 : DType::u8;
     settings.placement.cast = cast;
     expect_equal(3, settings);
   }
@@ -209,6 +210,7 @@ TEST(EngineOnRanks, WithUpdatesOverTheLink) {
       for (const int device_units : test::sanitized ? std::vector{2} : std::vector{0, 2}) {
         CountedSettings settings = settings_of(Schedule::overlapped, 2048, 3000, device_units);
         settings.formats = model_formats(weights);
+        settings.formats.moments = weights == DType::f32 ? DType::f32 : DType::u8;
         settings.placement.over_link = true;
         expect_equal(size, settings);
       }
@@ -233,11 +235,15 @@ TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
 }
 
 // Steps on three ranks, then on two and on one, with another number of units of the device each time.
-TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
-  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
+void expect_to_go_on(DType moments) {
+  const auto settings_with = [&](int device_units) {
+    CountedSettings settings = settings_of(Schedule::overlapped, 4096, 3000, device_units);
+    settings.formats.moments = moments;
+    return settings;
+  };
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
-  test::ReferenceLoop reference(layout, settings_of(Schedule::overlapped, 4096, 3000), initial);
+  test::ReferenceLoop reference(layout, settings_with(0), initial);
   test::EngineBytes saved;
   int step = 0;
   for (const auto& [size, device_units] : {std::pair{3, 2}, std::pair{2, 1}, std::pair{1, 3}}) {
@@ -248,7 +254,7 @@ TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
       for (int rank = 0; rank < size; ++rank) gradients.push_back(gradient_of(layout, i, rank));
       reference.step(sum_of(gradients), 1e-2, i + 1);
     }
-    const CountedSettings settings = settings_of(Schedule::overlapped, 4096, 3000, device_units);
+    const CountedSettings settings = settings_with(device_units);
     test::EngineBytes left;  // by rank 0
     test::run_ranks(size, [&](Communicator& ranks) {
       test::EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
@@ -264,6 +270,11 @@ TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
     });
     saved = left;
   }
+}
+
+TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
+  for (const DType moments : {DType::f32, DType::u8}) expect_to_go_on(moments);
 }
 
 // Each rank places its own slices, in the forms that the engine asks for, and finds all weights.

@@ -60,7 +60,9 @@ inline CountedSettings settings_of(const Task& task, const Manner& manner) {
   settings.formats = model_formats(task.compute);
   settings.formats.gradients = task.gradients;
   settings.formats.moments = task.moments;
-  settings.placement.bucket_elements = manner.bucket_elements;
+  // Blocks of 8-bit moments are not cut, nor joined parameters that begin between two cache lines.
+  settings.placement.bucket_elements =
+      std::max(manner.bucket_elements, std::int64_t{task.moments == DType::u8 ? 2048 : 0});
   settings.counts.device_units = manner.device_units;
   settings.placement.spare_buckets = manner.spare_buckets;
   settings.placement.schedule = manner.schedule;

@@ -49,7 +49,7 @@ TEST_P(ScheduleEquality, BucketsSplitsPlacesThreads) {
     Task task;
     task.compute = compute;
     task.gradients = micro_batches == 1 || bad ? compute : DType::f32;
-    task.moments = micro_batches == 1 ? DType::f32 : compute;
+    task.moments = micro_batches != 1 ? compute : compute == DType::bf16 ? DType::u8 : DType::f32;
     task.clipping = clipping;
     task.micro_batches = micro_batches;
     task.bad_gradients = bad;
@@ -124,7 +124,7 @@ TEST(Schedule, StressUnderRandomDelays) {
     Task task;
     task.compute = DType::bf16;
     task.gradients = round % 2 == 0 ? DType::bf16 : DType::f32;
-    task.moments = round % 4 < 2 ? DType::bf16 : DType::f32;
+    task.moments = std::array{DType::bf16, DType::u8, DType::f32, DType::u8}[static_cast<std::size_t>(round % 4)];
     task.bad_gradients = round % 3 != 0;
     task.micro_batches = round % 5 == 4 ? 3 : 1;
     Manner manner;

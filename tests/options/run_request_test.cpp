@@ -20,14 +20,16 @@ NumberFormats formats_of(DType model_dtype, std::int64_t micro_batches, StatePre
 TEST(RunRequest, BecomesNumberFormatsByRole) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const std::int64_t micro_batches : {1, 2, 16})
-      for (const StatePrecision state : {StatePrecision::fp32, StatePrecision::bf16}) {
+      for (const auto& [state, moments] : {std::pair{StatePrecision::fp32, DType::f32},
+                                           {StatePrecision::bf16, DType::bf16},
+                                           {StatePrecision::fp8, DType::u8}}) {
         SCOPED_TRACE(testing::Message() << name_of(dtype) << ", " << micro_batches << " micro-batches");
         const NumberFormats formats = formats_of(dtype, micro_batches, state);
         EXPECT_EQ(formats.weights, dtype);
         EXPECT_EQ(formats.activations, dtype);
         EXPECT_EQ(formats.exported, dtype);
         EXPECT_EQ(formats.gradients, micro_batches == 1 ? dtype : DType::f32);
-        EXPECT_EQ(formats.moments, state == StatePrecision::bf16 ? DType::bf16 : DType::f32);
+        EXPECT_EQ(formats.moments, moments);
       }
 }
 

@@ -13,7 +13,7 @@ TEST(MeasureRates, AreQuickOnTheCpuDeviceAndGiveMemoryBack) {
   Runtime runtime(DeviceChoice::cpu, 1);
   Device& device = runtime.device();
   const auto stream = device.create_stream("measure");
-  for (const DType moments : {DType::f32, DType::bf16}) {
+  for (const DType moments : {DType::f32, DType::bf16, DType::u8}) {
     const MachineRates rates =
         measure_rates(device, runtime.ops(), *stream, runtime.host_pool(), {.moments = moments}, 1 << 20);
     for (const double rate : {rates.gemm_flops, rates.device_memory, rates.link_to_host, rates.link_to_device,

@@ -62,7 +62,8 @@ PlanKnobs changed(PlanKnobs knobs, const PlanChange& change) {
     if (name == "max_length") knobs.max_length = std::stoll(value);
     if (name == "activation_checkpointing") knobs.activation_checkpointing = Toggle::automatic;
     if (name == "grad_accum_dtype") knobs.grad_accum_dtype = SumPrecision::bf16;
-    if (name == "optimizer_state_dtype") knobs.optimizer_state_dtype = StatePrecision::bf16;
+    if (name == "optimizer_state_dtype")
+      knobs.optimizer_state_dtype = value == "fp8" ? StatePrecision::fp8 : StatePrecision::bf16;
     if (name == "offload_optimizer") knobs.offload_optimizer = OptimizerDevice::cpu;
     if (name == "offload_ratio") knobs.offload_ratio.reset();
     if (name == "move_gradients") knobs.move_gradients = Toggle::automatic;
@@ -341,6 +342,21 @@ TEST(PlanChanges, ARunThatGoesOnKeepsWhatItsResultsDependOn) {
   for (const char* option : {"batch_size", "max_length", "gradient_accumulation_steps", "optimizer_state_dtype"})
     EXPECT_FALSE(any(changes, option)) << option;
   EXPECT_TRUE(any(changes, "device_memory"));
+}
+
+TEST(PlanChanges, MomentsIn8BitsWhereBf16DoesNotDo) {
+  const auto offered = [](std::size_t host, StatePrecision asked) {
+    Planned planned("qwen3-14b", cuda_backend(), 80, host);
+    planned.asked.optimizer_state_dtype = asked;
+    std::string all;
+    for (const PlanChange& change : changes_of(planned))
+      if (change.text.find("fp8") != std::string::npos) all += change.text + "\n";
+    return all;
+  };
+  EXPECT_EQ(offered(150, StatePrecision::fp32), "") << "bf16 does";
+  for (const auto& [host, asked] : {std::pair{std::size_t{110}, StatePrecision::fp32}, {110, StatePrecision::bf16}})
+    EXPECT_NE(offered(host, asked).find("--optimizer_state_dtype fp8 (moments rounded to 8 bits"), std::string::npos)
+        << host << ": " << offered(host, asked);
 }
 
 TEST(PlanChanges, AreNamedInTheRefusal) {

@@ -77,7 +77,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"gradient_accumulation_steps", r.gradient_accumulation_steps},
       {"optimizer", r.optimizer},
       {"mode", r.plain() ? "none" : r.mode},
-      {"optimizer_state_dtype", r.plain() ? "none" : name_of(r.plan.engine.formats.moments)},
+      {"optimizer_state_dtype", r.plain() ? "none" : name_of_moments(r.plan.engine.formats.moments)},
       {"host_share", r.host_share},
       {"spare_buckets", r.plan.engine.placement.spare_buckets},
       {"keep", describe(r.plan.decoder.keep, r.plan.decoder.tile_rows)},

@@ -28,14 +28,15 @@ FrozenWeights::Place FrozenWeights::place_of(Range part) const {
 
 void FrozenWeights::read(Range part, const ReadPiece& body) {
   const Place place = place_of(part);
-  if (place.on_host) return read_host_state(place.weights, body);
-  transfer_->read(place.weights, *loaded_, body);
+  if (place.on_host) return read_host_state(StatePart(place.weights), body);
+  transfer_->read(StatePart(place.weights), *loaded_, body);
 }
 
 void FrozenWeights::write(Range part, const WritePiece& fill) {
   const Place place = place_of(part);
-  if (place.on_host) return write_host_state(place.weights, fill);
-  transfer_->write(place.weights, *loaded_, fill);
+  const Range all{0, part.size()};
+  if (place.on_host) return write_host_state(StatePart(place.weights), all, fill);
+  transfer_->write(StatePart(place.weights), all, *loaded_, fill);
 }
 
 }  // namespace so

@@ -7,9 +7,10 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
-#include "base/tensor.h"
 #include "device/device.h"
+#include "offload/memory/state_part.h"
 
 namespace so {
 
@@ -18,9 +19,11 @@ using ReadPiece = std::function<void(std::int64_t offset, std::span<const float>
 // fill(offset, values) for pieces of an array, whose contents are then replaced.
 using WritePiece = std::function<void(std::int64_t offset, std::span<float> values)>;
 
-// Reads an array [n], fp32 or bf16, in host memory. fp32 is given as it lies, in one piece.
-void read_host_state(Tensor from, const ReadPiece& body);
-void write_host_state(Tensor to, const WritePiece& fill);
+// Reads a part in host memory. fp32 is given as it lies, in one piece.
+void read_host_state(const StatePart& from, const ReadPiece& body);
+// Writes elements `written` of a part, which holds whole blocks; offsets are from the first of `written` on. Where a
+// block has other elements too, they are rounded again with a scale of all.
+void write_host_state(const StatePart& to, Range written, const WritePiece& fill);
 
 // Reads and writes arrays in device memory through two pinned buffers, so that one piece is copied while the caller
 // works on the other. For any thread: one that comes while another reads or writes waits until that has its array.
@@ -31,18 +34,19 @@ class StateTransfer {
   ~StateTransfer();
 
   // The copies wait for `current`. What was written is there on return.
-  void read(Tensor from, Event& current, const ReadPiece& body);
-  void write(Tensor to, Event& current, const WritePiece& fill);
+  void read(const StatePart& from, Event& current, const ReadPiece& body);
+  void write(const StatePart& to, Range written, Event& current, const WritePiece& fill);
 
  private:
   struct Slot {
     Buffer memory;
     std::unique_ptr<Event> copied;
   };
-  // Elements [piece * elements_, ...) of an array, in the array's own memory and as they lie in a slot.
-  Tensor piece_of(const Tensor& array, std::int64_t piece) const;
-  Tensor staged(const Tensor& array, std::int64_t piece) const;
-  Slot& slot(std::int64_t piece) { return slots_[static_cast<std::size_t>(piece % 2)]; }
+  std::vector<Range> pieces_of(const StatePart& part) const;
+  // The same elements in a slot.
+  StatePart staged(const StatePart& piece, const Slot& slot) const;
+  void copy(const StatePart& to, const StatePart& from);  // enqueues
+  Slot& slot(std::size_t piece) { return slots_[piece % slots_.size()]; }
 
   const std::int64_t elements_;
   std::mutex mutex_;

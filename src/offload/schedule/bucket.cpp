@@ -41,7 +41,7 @@ void Bucket::depart() { move(BucketState::returning, {BucketState::committed, Bu
 void Bucket::settle() { move(BucketState::idle, {BucketState::returning, BucketState::discarded}, "settle"); }
 
 std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements,
-                                 std::span<const UnitPlacement> units, bool within_units) {
+                                 std::span<const UnitPlacement> units, bool within_units, std::int64_t block) {
   SO_CHECK(elements > 0 && elements % ParameterLayout::alignment == 0, "bucket of {} elements", elements);
   SO_CHECK(static_cast<int>(units.size()) == layout.units(), "owners of {} of {} units", units.size(), layout.units());
   std::vector<Bucket> buckets;
@@ -66,7 +66,7 @@ std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t ele
       for (std::int64_t piece = 1; range.end - open.begin > elements; ++piece) {
         const std::int64_t even = range.begin + range.size() * std::min(piece, pieces) / pieces,
                            at = std::min(even, open.begin + elements),
-                           cut = layout.cut_before(at / ParameterLayout::alignment * ParameterLayout::alignment);
+                           cut = layout.cut_before(at / ParameterLayout::alignment * ParameterLayout::alignment, block);
         SO_CHECK(cut > open.begin || piece < pieces, "a block at {} is larger than a bucket of {}", cut, elements);
         close(cut);
       }

@@ -71,10 +71,11 @@ class Bucket {
 
 // Cuts the flat range into buckets of at most `elements` (a multiple of ParameterLayout::alignment), first at unit
 // boundaries where they fall well, finer where a unit is larger than a bucket, at whole blocks of a parameter
-// (Parameter::cut), which must fit into a bucket. In order, without gaps. Frozen parameters belong to nobody; no bucket
-// has two owners, and none parts of two units if `within_units`.
+// (ParameterLayout::cut_before(), with `block`), which must fit into a bucket. In order, without gaps. Frozen
+// parameters belong to nobody; no bucket has two owners, and none parts of two units if `within_units`.
 std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements,
-                                 std::span<const UnitPlacement> units, bool within_units = false);
+                                 std::span<const UnitPlacement> units, bool within_units = false,
+                                 std::int64_t block = 1);
 
 // The buckets of each unit.
 class UnitBuckets {

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <numeric>
 
+#include "optim/moment_blocks.h"
+
 namespace so {
 
 ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters_(std::move(parameters)) {
   int unit = 0;
+  std::int64_t blocks = 0;
   for (int i = 0; i < count(); ++i) {
     const Parameter& p = parameters_[static_cast<std::size_t>(i)];
     SO_CHECK(p.shape.size() >= 1 && p.shape.size() <= 3, "'{}' has {} dimensions", p.name, p.shape.size());
@@ -25,11 +28,14 @@ ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters
       unit_parameters_.push_back({i, i});
     }
     ranges_.push_back({elements_, elements_ + p.size()});
+    first_blocks_.push_back(blocks);
+    blocks += moment_blocks(p.size());
     elements_ += p.size();
     parameter_elements_ += p.size();
     if (p.trained) trained_parameter_elements_ += p.size();
     unit_parameters_.back().second = i + 1;
   }
+  first_blocks_.push_back(blocks);
   elements_ = (elements_ + alignment - 1) / alignment * alignment;
   if (!unit_ranges_.empty()) unit_ranges_.back().end = elements_;
   for (int u = 0; u < units(); ++u) {
@@ -104,10 +110,29 @@ int ParameterLayout::first_ending_after(std::int64_t element) const {
   return static_cast<int>(found - ranges_.begin());
 }
 
-std::int64_t ParameterLayout::cut_before(std::int64_t element) const {
+std::int64_t ParameterLayout::cut_before(std::int64_t element, std::int64_t block) const {
+  for (;;) {
+    const int p = first_ending_after(element);
+    if (p == count() || range(p).begin >= element) return element;
+    const std::int64_t begin = range(p).begin, whole = std::lcm(parameter(p).cut, block);
+    if (whole == 1 || begin % alignment == 0) return element - (element - begin) % whole;
+    element = begin - 1;  // of the parameter that it is joined to
+  }
+}
+
+ParameterLayout::BlockPlace ParameterLayout::block_at(std::int64_t element) const {
   const int p = first_ending_after(element);
-  if (p == count() || range(p).begin >= element) return element;
-  return element - (element - range(p).begin) % parameter(p).cut;
+  const std::int64_t first = first_blocks_[static_cast<std::size_t>(p)];
+  if (p == count() || range(p).begin >= element) return {first, 0};
+  const std::int64_t in_parameter = element - range(p).begin;
+  return {first + in_parameter / moment_block, in_parameter % moment_block};
+}
+
+Range ParameterLayout::whole_blocks(Range range) const {
+  range.begin -= block_at(range.begin).offset;
+  if (const std::int64_t offset = block_at(range.end).offset; offset > 0)
+    range.end = std::min(range.end - offset + moment_block, this->range(first_ending_after(range.end)).end);
+  return range;
 }
 
 int ParameterLayout::unit_of(std::int64_t element) const {

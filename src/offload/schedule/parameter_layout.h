@@ -86,8 +86,20 @@ class ParameterLayout {
   // The first parameter that ends behind `element`; count() when there is none.
   int first_ending_after(std::int64_t element) const;
   // The last place up to `element` at which the flat range may be cut: the element itself, unless it lies inside a
-  // parameter's block.
-  std::int64_t cut_before(std::int64_t element) const;
+  // parameter's block, or inside one of `block` elements, which divide `alignment` or are a multiple, from the
+  // parameter's beginning. A parameter whose blocks do not begin at a multiple of `alignment`, since it is joined, is
+  // not cut.
+  std::int64_t cut_before(std::int64_t element, std::int64_t block = 1) const;
+  // The block of 8-bit moments (optim/moment_blocks.h) that the element belongs to, and how many of the block's
+  // elements lie before it. Blocks count over all parameters; padding belongs to what follows.
+  struct BlockPlace {
+    std::int64_t index = 0, offset = 0;
+  };
+  BlockPlace block_at(std::int64_t element) const;
+  // The range with all elements of the blocks that it has elements of.
+  Range whole_blocks(Range range) const;
+  // Blocks of a range that cuts none.
+  std::int64_t blocks(Range range) const { return block_at(range.end).index - block_at(range.begin).index; }
 
   // The view of a parameter, of its own shape; or of `count` joined parameters, first to last: [rows of all, columns],
   // or [elements] for vectors. In an array over the flat range that begins at `flat`; or of parameters that begin at
@@ -117,7 +129,8 @@ class ParameterLayout {
  private:
   std::vector<Parameter> parameters_;
   std::vector<Range> ranges_, unit_ranges_;
-  std::vector<int> by_name_;  // parameters in the order of their names
+  std::vector<std::int64_t> first_blocks_;  // by parameter, and that behind the last
+  std::vector<int> by_name_;                // parameters in the order of their names
   std::vector<std::pair<int, int>> unit_parameters_;
   std::vector<std::int64_t> trained_by_unit_;
   std::int64_t elements_ = 0, parameter_elements_ = 0, trained_elements_ = 0, trained_parameter_elements_ = 0;

@@ -31,6 +31,11 @@ class HostAdamW {
                                        {&weights_, sizeof(float)}})
       *buffer = device.allocate(MemoryKind::pageable, static_cast<std::size_t>(elements_) * size, "measuring AdamW",
                                 zeros_by(pool));
+    if (moments != DType::u8) return;
+    const std::int64_t blocks = elements_ / bucket_elements_ * moment_blocks(bucket_elements_);
+    for (Buffer* scales : {&m_scales_, &v_scales_})
+      *scales = device.allocate(MemoryKind::pageable, static_cast<std::size_t>(blocks) * sizeof(float),
+                                "measuring AdamW", zeros_by(pool));
   }
 
   // Begins the next bucket's update, gradient and weight in T.
@@ -53,7 +58,7 @@ class HostAdamW {
   // That it moves.
   template <class T>
   double bytes() const {
-    return static_cast<double>(2 * state_bytes(moments_) + 2 * sizeof(T)) * static_cast<double>(bucket_elements_);
+    return (2 * state_bytes(moments_) + 2 * sizeof(T)) * static_cast<double>(bucket_elements_);
   }
   // Updates that follow one another as the engine's do: each begins while the one before is under way.
   template <class T>
@@ -85,7 +90,8 @@ class HostAdamW {
 
   // Bytes that it holds.
   std::size_t memory() const {
-    return master_.bytes() + m_.bytes() + v_.bytes() + gradient_.bytes() + weights_.bytes();
+    return master_.bytes() + m_.bytes() + v_.bytes() + m_scales_.bytes() + v_scales_.bytes() + gradient_.bytes() +
+           weights_.bytes();
   }
 
  private:
@@ -94,7 +100,8 @@ class HostAdamW {
   static std::int64_t elements_for(const Device& device, const ThreadPool& pool, DType moments,
                                    std::size_t most_bytes) {
     if (backend_of(device).probe.brief) return fewest;
-    const auto room = static_cast<std::int64_t>(most_bytes / (state_bytes(moments) + 2 * sizeof(float))),
+    const auto room = static_cast<std::int64_t>(static_cast<double>(most_bytes) /
+                                                (state_bytes(moments) + 2 * sizeof(float))),
                enough = (std::int64_t{64} << 20) * std::clamp(pool.size(), 4, 16);
     return std::max(fewest, std::min(room, enough));
   }
@@ -103,11 +110,14 @@ class HostAdamW {
   T* at(const Buffer& buffer, std::int64_t bucket) const {
     return static_cast<T*>(buffer.data()) + bucket * bucket_elements_;
   }
-  Moments moment(const Buffer& buffer, std::int64_t bucket) const {
-    return moments_ == DType::bf16 ? Moments(at<bf16>(buffer, bucket)) : Moments(at<float>(buffer, bucket));
+  Moments moment(const Buffer& buffer, const Buffer& scales, std::int64_t bucket) const {
+    const auto offset = static_cast<std::size_t>(bucket * bucket_elements_) * size_of(moments_);
+    float* const of_blocks =
+        scales ? static_cast<float*>(scales.data()) + bucket * moment_blocks(bucket_elements_) : nullptr;
+    return Moments::of(moments_, static_cast<std::byte*>(buffer.data()) + offset, of_blocks);
   }
   AdamWState state(std::int64_t bucket) const {
-    return {at<float>(master_, bucket), moment(m_, bucket), moment(v_, bucket)};
+    return {at<float>(master_, bucket), moment(m_, m_scales_, bucket), moment(v_, v_scales_, bucket)};
   }
 
   ThreadPool& pool_;
@@ -117,7 +127,7 @@ class HostAdamW {
   // The engine's, where there is that much. Of four or more no two that follow one another share memory.
   const std::int64_t bucket_elements_ = std::min(std::int64_t{4} << 20, elements_ / 4);
   std::int64_t next_ = 0;
-  Buffer master_, m_, v_, gradient_, weights_;
+  Buffer master_, m_, v_, m_scales_, v_scales_, gradient_, weights_;
 };
 
 // Copies that are under way while something else is measured.

@@ -107,9 +107,10 @@ HeldMemory held_memory(const ParameterLayout& layout, const EngineSettings& sett
   // another format than sums have, all units have slices of them.
   std::int64_t weight_slices = 0;
   std::vector<std::int64_t> gradient_slices(placement.units.size()), masters(gradient_slices.size());
-  for (const Bucket& bucket : make_buckets(layout, placement.bucket_elements, placement.units, true)) {
+  const std::int64_t block = block_elements(settings.formats.moments);
+  for (const Bucket& bucket : make_buckets(layout, placement.bucket_elements, placement.units, true, block)) {
     const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
-    const std::int64_t slice = slices_of(layout, bucket.range(), placement.ranks).longest();
+    const std::int64_t slice = slices_of(layout, bucket.range(), placement.ranks, block).longest();
     const UnitPlacement& row = placement.units[unit];
     if (row.weights == ResidencyKind::gathered) weight_slices += slice;
     if (bucket.on_host() && row.weights == ResidencyKind::gathered_from_masters) masters[unit] += slice;
@@ -152,27 +153,36 @@ HeldByARank held_by_a_rank(const ParameterLayout& layout, int ranks, int gathere
   return held;
 }
 
+std::size_t elements_in(std::size_t memory, double bytes_of_an_element) {
+  return static_cast<std::size_t>(static_cast<double>(memory) / bytes_of_an_element);
+}
+
 // The device has a memory of its own. Gradients of what the host owns may move to the host, and slices of weights in
 // bf16 may be made of their masters, whoever owns these.
 MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t device_memory,
                                   const NumberFormats& formats, std::optional<int> device_units, int ranks,
                                   int gathered) {
-  const std::size_t state = state_bytes(formats.moments), gradient = size_of(formats.rank_sums),
+  const double state = state_bytes(formats.moments);
+  const std::size_t gradient = size_of(formats.rank_sums),
                     slice = static_cast<std::size_t>(layout.trained_elements()) / static_cast<std::size_t>(ranks);
   const HeldByARank held = held_by_a_rank(layout, ranks, gathered);
   const std::size_t made = formats.weights == DType::bf16 ? std::min(held.weight_slices, slice) : 0,
                     weights = (held.whole_weights + held.weight_slices - made) * size_of(formats.weights);
-  std::size_t owned = std::min(slice, beyond(device_memory, weights) / (state + gradient));
+  const auto state_of = [&](std::size_t elements) {
+    return static_cast<std::size_t>(static_cast<double>(elements) * state);
+  };
+  std::size_t owned =
+      std::min(slice, elements_in(beyond(device_memory, weights), state + static_cast<double>(gradient)));
   if (device_units)
     owned = static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(slice));
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", weights);
-  plan.add(MemoryKind::device, "optimizer state", owned * state);
+  plan.add(MemoryKind::device, "optimizer state", state_of(owned));
   plan.add(MemoryKind::device, "gradients", owned * gradient);
   const std::size_t others = (slice - owned) * gradient,
                     there = std::min(others, beyond(device_memory, plan.total(MemoryKind::device)));
   plan.add(MemoryKind::device, "gradients of what the host owns", there);
-  plan.add(MemoryKind::pageable, "optimizer state", (slice - owned) * state);
+  plan.add(MemoryKind::pageable, "optimizer state", state_of(slice - owned));
   plan.add(MemoryKind::pageable, "gradients", others - there);
   return plan;
 }
@@ -186,14 +196,17 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   // All weights count, or those that are trained.
   const auto n = static_cast<std::size_t>(layout.elements()),
              trained = static_cast<std::size_t>(layout.trained_elements());
-  const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
-                    gradient = size_of(formats.gradients);
+  const double state = state_bytes(formats.moments);
+  const std::size_t weight = size_of(formats.weights), gradient = size_of(formats.gradients);
+  const auto state_of = [&](std::size_t elements) {
+    return static_cast<std::size_t>(static_cast<double>(elements) * state);
+  };
   MemoryPlan plan;
   if (!machine.device_memory) {
     const HeldByARank held = held_by_a_rank(layout, ranks, gathered);
     plan.add(MemoryKind::device, "weights", (held.whole_weights + held.weight_slices) * weight);
     plan.add(MemoryKind::device, "gradients", held.gradients * gradient);
-    plan.add(MemoryKind::pageable, "optimizer state", trained / static_cast<std::size_t>(ranks) * state);
+    plan.add(MemoryKind::pageable, "optimizer state", state_of(trained / static_cast<std::size_t>(ranks)));
     return plan;
   }
   // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.
@@ -201,11 +214,12 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   const bool narrow = formats.weights == DType::bf16;
   const std::size_t owned =
       device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(trained))
-                   : std::min(trained, *machine.device_memory / (state + gradient + (narrow ? 0 : weight)));
-  plan.add(MemoryKind::device, "optimizer state", owned * state);
+                   : std::min(trained, elements_in(*machine.device_memory,
+                                                   state + static_cast<double>(gradient + (narrow ? 0 : weight))));
+  plan.add(MemoryKind::device, "optimizer state", state_of(owned));
   plan.add(MemoryKind::device, "gradients", owned * gradient);
   if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
-  plan.add(MemoryKind::pageable, "optimizer state", (trained - owned) * state);
+  plan.add(MemoryKind::pageable, "optimizer state", state_of(trained - owned));
   const std::size_t others = (n - owned) * weight + (trained - owned) * gradient,
                     there = std::min(others, beyond(*machine.device_memory, plan.total(MemoryKind::device)));
   plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);

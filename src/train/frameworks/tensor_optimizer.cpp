@@ -67,7 +67,8 @@ EngineSettings engine_settings(std::span<const OwnedTensor> tensors, const Param
   engine.max_grad_norm = settings.max_grad_norm;
   // A place has room for the largest bucket.
   std::int64_t largest = 1, elements = 0;
-  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, engine.placement.units, true)) {
+  for (const Bucket& bucket :
+       make_buckets(layout, settings.bucket_elements, engine.placement.units, true, block_elements(settings.moments))) {
     if (!bucket.on_host()) continue;
     largest = std::max(largest, bucket.range().size());
     elements += bucket.range().size();
