@@ -3,7 +3,7 @@
 //   bench_adamw [million parameters = 16] [repetitions = 15] [threads = all] [instruction set = best]
 //               [elements of a tile = 8192] [elements fetched ahead = 0]
 //
-// Cases are all combinations of: gradient and weights in fp32 or in bf16, moments in fp32 or in bf16, and what is
+// Cases are all combinations of: gradient and weights in fp32 or in bf16, moments in fp32, bf16 or 8 bits, and what is
 // written: the state in place, the state beside the old one, or a preview's weights alone. Each has its limit: a loop
 // over the very same streams, in the same threads and pieces and with the same kind of stores (past the cache where the
 // kernel's are), with next to no arithmetic. STREAM's triad stands above them. A case and its limit are run once per
@@ -43,8 +43,8 @@
 namespace so::bench {
 enum class Writes { in_place, beside, preview };
 struct Shape {
-  bool half;          // gradient and weights in bf16
-  bool half_moments;  // m and v in bf16
+  bool half;      // gradient and weights in bf16
+  DType moments;  // f32, bf16, or u8: codes, whose scales are not counted
   Writes writes;
 };
 struct Streams {
@@ -62,11 +62,13 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 using DU = hn::RebindToUnsigned<D>;
 using DHalf = hn::Rebind<std::uint16_t, D>;
+using DByte = hn::Rebind<std::uint8_t, D>;
 
 HWY_INLINE V load(const float* from) { return hn::Load(D(), from); }
 HWY_INLINE V load(const std::uint16_t* from) {
   return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), hn::Load(DHalf(), from))));
 }
+HWY_INLINE V load(const std::uint8_t* from) { return hn::BitCast(D(), hn::PromoteTo(DU(), hn::LoadU(DByte(), from))); }
 template <bool kStream, class DX, class VX, class T>
 HWY_INLINE void store_lanes(DX d, VX x, T* to) {
   if constexpr (kStream) {
@@ -82,6 +84,10 @@ HWY_INLINE void store(V x, float* to) {
 template <bool kStream>
 HWY_INLINE void store(V x, std::uint16_t* to) {
   store_lanes<kStream>(DHalf(), hn::TruncateTo(DHalf(), hn::ShiftRight<16>(hn::BitCast(DU(), x))), to);
+}
+template <bool kStream>
+HWY_INLINE void store(V x, std::uint8_t* to) {  // through the cache, as AdamW's
+  hn::StoreU(hn::TruncateTo(DByte(), hn::BitCast(DU(), x)), DByte(), to);
 }
 
 void triad(const float* b, const float* c, float* a, std::size_t count) {
@@ -134,11 +140,16 @@ void limit_of(Writes writes, const Streams& s, std::size_t begin, std::size_t en
   }
 }
 
+template <class G>
+void limit_with(const Shape& shape, const Streams& s, std::size_t begin, std::size_t end) {
+  if (shape.moments == DType::u8) return limit_of<G, std::uint8_t>(shape.writes, s, begin, end);
+  if (shape.moments == DType::bf16) return limit_of<G, std::uint16_t>(shape.writes, s, begin, end);
+  return limit_of<G, float>(shape.writes, s, begin, end);
+}
+
 void limit(const Shape& shape, const Streams& s, std::size_t begin, std::size_t end) {
-  if (shape.half && shape.half_moments) return limit_of<std::uint16_t, std::uint16_t>(shape.writes, s, begin, end);
-  if (shape.half) return limit_of<std::uint16_t, float>(shape.writes, s, begin, end);
-  if (shape.half_moments) return limit_of<float, std::uint16_t>(shape.writes, s, begin, end);
-  return limit_of<float, float>(shape.writes, s, begin, end);
+  if (shape.half) return limit_with<std::uint16_t>(shape, s, begin, end);
+  return limit_with<float>(shape, s, begin, end);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -207,9 +218,13 @@ int main_bench(int argc, char** argv) {
 
   const auto floats = [&] { return allocate<float>(pool, n); };
   const auto halves = [&] { return allocate<bf16>(pool, n); };
+  const auto codes = [&] { return allocate<std::uint8_t>(pool, n); };
+  const auto scales = [&] { return allocate<float>(pool, n / moment_block); };
   float *g = floats(), *w = floats(), *p = floats(), *p1 = floats(), *m = floats(), *m1 = floats(), *v = floats(),
         *v1 = floats();
   bf16 *gh = halves(), *wh = halves(), *mh = halves(), *mh1 = halves(), *vh = halves(), *vh1 = halves();
+  std::uint8_t *mc = codes(), *mc1 = codes(), *vc = codes(), *vc1 = codes();
+  float *ms = scales(), *ms1 = scales(), *vs = scales(), *vs1 = scales();
   for (std::size_t i = 0; i < n; ++i) {
     g[i] = 1e-3f * static_cast<float>(i % 1000) - 0.4f;
     gh[i] = bf16(g[i]);
@@ -219,28 +234,32 @@ int main_bench(int argc, char** argv) {
   const AdamWStep step = make_adamw_step({}, 1e-5, 0.01, 10, 0.5f);
   std::vector<Case> cases;
   for (const bool half : {false, true}) {
-    for (const bool half_moments : {false, true}) {
+    for (const DType moments : {DType::f32, DType::bf16, DType::u8}) {
       for (const Writes writes : {Writes::in_place, Writes::beside, Writes::preview}) {
-        const AdamWState state = half_moments ? AdamWState{p, mh, vh} : AdamWState{p, m, v};
-        const AdamWState other = half_moments ? AdamWState{p1, mh1, vh1} : AdamWState{p1, m1, v1};
+        const AdamWState state = moments == DType::u8     ? AdamWState{p, {mc, ms}, {vc, vs}}
+                                 : moments == DType::bf16 ? AdamWState{p, mh, vh}
+                                                          : AdamWState{p, m, v};
+        const AdamWState other = moments == DType::u8     ? AdamWState{p1, {mc1, ms1}, {vc1, vs1}}
+                                 : moments == DType::bf16 ? AdamWState{p1, mh1, vh1}
+                                                          : AdamWState{p1, m1, v1};
         const AdamWState out = writes == Writes::beside ? other : state;
         const GradientSpan gradient =
             half ? GradientSpan(std::span<const bf16>(gh, n)) : GradientSpan(std::span<const float>(g, n));
         const WeightSpan weights = half ? WeightSpan(std::span(wh, n)) : WeightSpan(std::span(w, n));
         Case c;
-        c.name = fmt::format("{}, moments {}, {}", half ? "bf16" : "f32", half_moments ? "bf16" : "f32",
-                             writes == Writes::in_place ? "in place"
-                             : writes == Writes::beside ? "beside"
-                                                        : "preview");
-        const double states = 4 + 2 * (half_moments ? 2 : 4);
-        c.bytes = 2 * (half ? 2 : 4) + (writes == Writes::preview ? 1 : 2) * states;
+        c.name =
+            fmt::format("{}, moments {}, {}", half ? "bf16" : "f32", moments == DType::u8 ? "fp8" : name_of(moments),
+                        writes == Writes::in_place ? "in place"
+                        : writes == Writes::beside ? "beside"
+                                                   : "preview");
+        c.bytes = 2 * (half ? 2 : 4) + (writes == Writes::preview ? 1 : 2) * state_bytes(moments);
         c.run = [=, &pool] {
           if (writes == Writes::preview)
             pool.run(adamw_preview_work(step, true, gradient, state, weights));
           else
             adamw_update_parallel(pool, step, true, gradient, state, out, weights);
         };
-        const Shape shape{half, half_moments, writes};
+        const Shape shape{half, moments, writes};
         const Streams streams{half ? static_cast<const void*>(gh) : g,
                               state.master,
                               state.m.data(),
@@ -270,6 +289,7 @@ int main_bench(int argc, char** argv) {
     pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [&](std::int64_t b, std::int64_t e) {
       for (float* array : {m, v}) std::fill(array + b, array + e, 0.0f);
       for (bf16* array : {mh, vh}) std::fill(array + b, array + e, bf16(0.0f));
+      for (std::uint8_t* array : {mc, vc}) std::fill(array + b, array + e, std::uint8_t{0});
       std::fill(p + b, p + e, 0.5f);
     });
   };

@@ -16,7 +16,7 @@
 //
 // A second moment above 0 is never rounded to 0, but up to the smallest code: a step may be too short, not too long. A
 // block whose largest is below 2^-90 is kept as zeros, which epsilon covers: its root is below 3e-14. One with a number
-// that is not finite decodes to numbers of which none is finite.
+// that is not finite decodes to infinities.
 //
 // Blocks count from a parameter's first element, so its last one may be short. What follows is the scalar form; SIMD
 // (cpu/adamw_blocks-inl.h) and CUDA (cuda/) have theirs, all with these bits. Products with scales are exact but for
@@ -25,6 +25,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <span>
 
@@ -42,18 +43,17 @@ struct MomentCodes {
   static constexpr std::uint32_t base = (128 - exponents) << 23;       // fp32 bits less those of the code
   static constexpr std::uint32_t smallest_normal = base + (1u << 23);  // as fp32 bits
 
+  static constexpr float least() { return std::bit_cast<float>(smallest_normal); }
   // Of the scale.
   static float value(std::uint32_t code) {
-    const float least = std::bit_cast<float>(smallest_normal);
     const std::uint32_t fp32 = (code << shift) + base;
-    return code >> fraction ? std::bit_cast<float>(fp32) : std::bit_cast<float>(fp32 + (1u << 23)) - least;
+    return code >> fraction ? std::bit_cast<float>(fp32) : std::bit_cast<float>(fp32 + (1u << 23)) - least();
   }
   // `scaled`: not negative, below 2, or not a number. `dither`: below 2^shift; `half` rounds to nearest, ties up.
   static std::uint32_t code(float scaled, std::uint32_t dither) {
-    const float least = std::bit_cast<float>(smallest_normal);
-    // Below `least` the sum has the bits of a fraction alone, at the size at which codes end.
-    const std::uint32_t exact = scaled < least ? std::bit_cast<std::uint32_t>(scaled + least) - smallest_normal
-                                               : std::bit_cast<std::uint32_t>(scaled) - base;
+    // Below that the sum has the bits of a fraction alone, at the size at which codes end.
+    const std::uint32_t exact = scaled < least() ? std::bit_cast<std::uint32_t>(scaled + least()) - smallest_normal
+                                                 : std::bit_cast<std::uint32_t>(scaled) - base;
     return std::min((exact + dither) >> shift, largest_code);
   }
 };
@@ -69,8 +69,15 @@ struct MomentScale {
     const bool finite = field < 255, kept = finite && field >= least_field;
     value = std::bit_cast<float>(!finite ? 255u << 23 : kept ? used << 23 : 0u);
     inverse = std::bit_cast<float>(kept ? (254 - used) << 23 : 0u);
+    exponent = kept ? (used - 127) << 23 : 0u;
   }
-  float value, inverse;  // inverse: 0 where the codes say nothing
+  // What the bits of a normal number have more than those of its code; more than any has, where the codes say nothing.
+  template <class Codes>
+  std::uint32_t bits_below() const {
+    return inverse > 0 ? Codes::base + exponent : 0x7fffffffu;
+  }
+  float value, inverse;    // inverse: 0 where the codes say nothing
+  std::uint32_t exponent;  // in fp32's place
 };
 
 inline constexpr std::uint32_t moment_hash_factor = 0x9e3779b1u;  // 2^32 over the golden ratio, an odd number
@@ -83,11 +90,17 @@ constexpr std::uint32_t moment_dither(std::uint32_t hash) {
   return hash >> (32 - Codes::shift);
 }
 
+template <class Codes>
+float moment_magnitude(std::uint32_t code, float scale) {
+  return std::isinf(scale) ? scale : Codes::value(code) * scale;
+}
 inline float first_moment_value(std::uint8_t code, float scale) {
-  const float magnitude = FirstMomentCodes::value(code & ~moment_sign) * scale;
+  const float magnitude = moment_magnitude<FirstMomentCodes>(code & ~moment_sign, scale);
   return code & moment_sign ? -magnitude : magnitude;
 }
-inline float second_moment_value(std::uint8_t code, float scale) { return SecondMomentCodes::value(code) * scale; }
+inline float second_moment_value(std::uint8_t code, float scale) {
+  return moment_magnitude<SecondMomentCodes>(code, scale);
+}
 
 inline std::uint8_t first_moment_code(float moment, const MomentScale& scale, std::uint32_t dither) {
   const auto bits = std::bit_cast<std::uint32_t>(moment);

@@ -49,13 +49,18 @@ struct TwinMoments {
 
   AdamWState state(float* master) { return {master, {m.data(), m_scales.data()}, {v.data(), v_scales.data()}}; }
   float first(std::size_t i) const {
-    const double value = twin_value(4, 7, m[i] & 0x7fu) * static_cast<double>(m_scales[i / moment_block]);
+    const double value = scaled(twin_value(4, 7, m[i] & 0x7fu), m_scales[i / moment_block]);
     return static_cast<float>(m[i] & 0x80u ? -value : value);
   }
   float second(std::size_t i) const {
-    return static_cast<float>(twin_value(3, 8, v[i]) * static_cast<double>(v_scales[i / moment_block]));
+    return static_cast<float>(scaled(twin_value(3, 8, v[i]), v_scales[i / moment_block]));
   }
   bool operator==(const TwinMoments&) const = default;
+
+ private:
+  static double scaled(double share, float scale) {
+    return std::isinf(scale) ? static_cast<double>(scale) : share * static_cast<double>(scale);
+  }
 };
 
 // 2^exponent of the largest, as what is kept says.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 
 #include "base/bf16_arrays.h"
@@ -95,9 +96,11 @@ void StatePart::decode(std::span<float> to) const {
   const auto* const codes = values_.as<std::uint8_t>();
   std::fill(to.begin(), to.end(), 0.0f);
   for (const Run& run : runs_)
-    for (std::int64_t i = run.elements.begin; i < run.elements.end; ++i)
-      to[static_cast<std::size_t>(i)] =
-          values[codes[i]] * scales_[run.first_scale + (run.in_block + i - run.elements.begin) / moment_block];
+    for (std::int64_t i = run.elements.begin; i < run.elements.end; ++i) {
+      const float scale = scales_[run.first_scale + (run.in_block + i - run.elements.begin) / moment_block],
+                  value = values[codes[i]];
+      to[static_cast<std::size_t>(i)] = std::isinf(scale) ? std::copysign(scale, value) : value * scale;
+    }
 }
 
 void StatePart::encode(std::span<const float> from) const {

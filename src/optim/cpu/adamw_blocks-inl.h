@@ -2,6 +2,7 @@
 // core's cache, until the largest are known and with them the scales. Included once for each instruction set: only in
 // files that use hwy/foreach_target.h.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -27,38 +28,39 @@ namespace HWY_NAMESPACE {
 using VU = hn::Vec<DU>;
 using DByte = hn::Rebind<std::uint8_t, D>;  // as many bytes as D has lanes
 
-// Of the scale, by codes of magnitudes.
+// Magnitudes, by their codes. Read as a normal number and as a subnormal one, it is the smaller of the two; either is
+// infinite where the scale is.
 template <class Codes>
-HWY_INLINE V code_values(D d, VU codes) {
+HWY_INLINE V code_values(D d, VU codes, float scale) {
   const DU du;
-  const VU fp32 = hn::Add(hn::ShiftLeft<Codes::shift>(codes), hn::Set(du, Codes::base));
-  const V least = hn::BitCast(d, hn::Set(du, Codes::smallest_normal)),
-          subnormal = hn::Sub(hn::BitCast(d, hn::Add(fp32, hn::Set(du, 1u << 23))), least);
-  const auto is_subnormal = hn::RebindMask(d, hn::Lt(codes, hn::Set(du, 1u << (23 - Codes::shift))));
-  return hn::IfThenElse(is_subnormal, subnormal, hn::BitCast(d, fp32));
+  const V twice = hn::BitCast(d, hn::Add(hn::ShiftLeft<Codes::shift>(codes), hn::Set(du, Codes::smallest_normal)));
+  const float least = std::isinf(scale) ? 0 : Codes::least() * scale;
+  return hn::Min(hn::Mul(twice, hn::Set(d, 0.5f * scale)), hn::MulSub(twice, hn::Set(d, scale), hn::Set(d, least)));
 }
 
+// Written as a normal number and as a subnormal one, it is the larger of the two, as signed numbers. `magnitude` has no
+// sign unless it is not a number.
 template <class Codes>
-HWY_INLINE VU codes_of(D d, V scaled, VU dither) {
+HWY_INLINE VU codes_of(D d, V magnitude, const MomentScale& scale, VU dither) {
   const DU du;
-  const VU base = hn::Set(du, Codes::base), smallest_normal = hn::Set(du, Codes::smallest_normal);
-  const V least = hn::BitCast(d, smallest_normal);
-  const VU normal = hn::Sub(hn::BitCast(du, scaled), base),
-           subnormal = hn::Sub(hn::BitCast(du, hn::Add(scaled, least)), smallest_normal);
-  const VU exact = hn::IfThenElse(hn::RebindMask(du, hn::Lt(scaled, least)), subnormal, normal);
+  const hn::RebindToSigned<D> whole;
+  const V sum = hn::MulAdd(magnitude, hn::Set(d, scale.inverse), hn::Set(d, Codes::least()));
+  const VU subnormal = hn::Sub(hn::BitCast(du, sum), hn::Set(du, Codes::smallest_normal)),
+           normal = hn::Sub(hn::BitCast(du, magnitude), hn::Set(du, scale.bits_below<Codes>())),
+           exact = hn::BitCast(du, hn::Max(hn::BitCast(whole, normal), hn::BitCast(whole, subnormal)));
   return hn::Min(hn::ShiftRight<Codes::shift>(hn::Add(exact, dither)), hn::Set(du, Codes::largest_code));
 }
 
 HWY_INLINE VU load_codes(const std::uint8_t* from) { return hn::PromoteTo(DU(), hn::LoadU(DByte(), from)); }
 
-HWY_INLINE V first_moments(D d, const std::uint8_t* codes, V scale) {
+HWY_INLINE V first_moments(D d, const std::uint8_t* codes, float scale) {
   const DU du;
-  const VU all = load_codes(codes), sign = hn::And(all, hn::Set(du, moment_sign));
-  const V magnitude = hn::Mul(code_values<FirstMomentCodes>(d, hn::Xor(all, sign)), scale);
-  return hn::BitCast(d, hn::Or(hn::BitCast(du, magnitude), hn::ShiftLeft<24>(sign)));
+  const VU all = load_codes(codes), sign = hn::Set(du, moment_sign << 24);
+  const V magnitude = code_values<FirstMomentCodes>(d, hn::And(all, hn::Set(du, moment_sign - 1)), scale);
+  return hn::BitCast(d, hn::OrAnd(hn::BitCast(du, magnitude), hn::ShiftLeft<24>(all), sign));
 }
-HWY_INLINE V second_moments(D d, const std::uint8_t* codes, V scale) {
-  return hn::Mul(code_values<SecondMomentCodes>(d, load_codes(codes)), scale);
+HWY_INLINE V second_moments(D d, const std::uint8_t* codes, float scale) {
+  return code_values<SecondMomentCodes>(d, load_codes(codes), scale);
 }
 
 // A block or a part of one.
@@ -80,8 +82,8 @@ struct NewMoments {
 
 template <class G, class W>
 HWY_INLINE void step_in_block(D d, const AdamWStep& s, const BlockStreams<G, W>& x, std::size_t i, V& p, V& m, V& v) {
-  m = first_moments(d, x.m + i, hn::Set(d, x.m_scale));
-  v = second_moments(d, x.v + i, hn::Set(d, x.v_scale));
+  m = first_moments(d, x.m + i, x.m_scale);
+  v = second_moments(d, x.v + i, x.v_scale);
   p = load(d, x.p + i);
   step_lanes(d, s, load(d, x.g + i), p, m, v);
 }
@@ -119,10 +121,9 @@ HWY_INLINE void encode_block(D d, std::uint32_t step, NewMoments& moments, std::
   const DU du;
   const std::size_t lanes = hn::Lanes(d);
   VU largest_m = hn::Zero(du), largest_v = largest_m;
-  const VU magnitude = hn::Set(du, 0x7fffffffu);
   for (std::size_t i = 0; i < count; i += lanes) {
-    largest_m = hn::Max(largest_m, hn::And(hn::BitCast(du, hn::LoadU(d, moments.m + i)), magnitude));
-    largest_v = hn::Max(largest_v, hn::And(hn::BitCast(du, hn::LoadU(d, moments.v + i)), magnitude));
+    largest_m = hn::Max(largest_m, hn::BitCast(du, hn::Abs(hn::LoadU(d, moments.m + i))));
+    largest_v = hn::Max(largest_v, hn::BitCast(du, hn::LoadU(d, moments.v + i)));
   }
   const MomentScale m_scale(hn::GetLane(hn::MaxOfLanes(du, largest_m))),
       v_scale(hn::GetLane(hn::MaxOfLanes(du, largest_v)));
@@ -134,20 +135,19 @@ HWY_INLINE void encode_block(D d, std::uint32_t step, NewMoments& moments, std::
   const bool whole = count == static_cast<std::size_t>(moment_block);
   auto *const m_codes = whole ? out_m.as<std::uint8_t>() : short_m, *const v_codes =
                                                                         whole ? out_v.as<std::uint8_t>() : short_v;
-  const VU least_v = hn::Set(du, v_scale.value > 0 ? 1u : 0u), one = hn::Set(du, step);
+  const VU least_v = hn::Set(du, v_scale.value > 0 ? 1u : 0u);  // code of what is above 0
   for (std::size_t i = 0; i < count; i += lanes) {
     const V m = hn::LoadU(d, moments.m + i), v = hn::LoadU(d, moments.v + i);
     const VU m_bits = hn::BitCast(du, m), v_bits = hn::BitCast(du, v);
-    const VU hash = hn::Mul(hn::Xor(hn::Xor(m_bits, hn::ShiftLeft<11>(v_bits)), one), hn::Set(du, moment_hash_factor));
-    VU code = codes_of<FirstMomentCodes>(d, hn::Mul(hn::Abs(m), hn::Set(d, m_scale.inverse)),
-                                         hn::ShiftRight<32 - FirstMomentCodes::shift>(hash));
-    code = hn::Or(code, hn::And(hn::ShiftRight<24>(m_bits), hn::Set(du, moment_sign)));
-    hn::StoreU(hn::TruncateTo(DByte(), code), DByte(), m_codes + i);
-    code = codes_of<SecondMomentCodes>(d, hn::Mul(v, hn::Set(d, v_scale.inverse)),
-                                       hn::ShiftRight<32 - SecondMomentCodes::shift>(hash));
-    const auto positive = hn::RebindMask(du, hn::Gt(v, hn::Zero(d)));
-    code = hn::Max(code, hn::IfThenElseZero(positive, least_v));
-    hn::StoreU(hn::TruncateTo(DByte(), code), DByte(), v_codes + i);
+    const VU hash =
+        hn::Mul(hn::Xor3(m_bits, hn::ShiftLeft<11>(v_bits), hn::Set(du, step)), hn::Set(du, moment_hash_factor));
+    const VU m_code =
+        codes_of<FirstMomentCodes>(d, hn::Abs(m), m_scale, hn::ShiftRight<32 - FirstMomentCodes::shift>(hash));
+    const VU v_code = codes_of<SecondMomentCodes>(d, v, v_scale, hn::ShiftRight<32 - SecondMomentCodes::shift>(hash));
+    const VU m_all = hn::OrAnd(m_code, hn::ShiftRight<24>(m_bits), hn::Set(du, moment_sign)),
+             v_all = hn::Max(v_code, hn::Min(v_bits, least_v));
+    hn::StoreU(hn::TruncateTo(DByte(), m_all), DByte(), m_codes + i);
+    hn::StoreU(hn::TruncateTo(DByte(), v_all), DByte(), v_codes + i);
   }
   if (whole) return;
   std::copy_n(m_codes, count, out_m.as<std::uint8_t>());

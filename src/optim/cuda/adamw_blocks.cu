@@ -30,13 +30,15 @@ __device__ unsigned code_of(float scaled, unsigned hash) {
   return min((exact + (hash >> (32 - Codes::shift))) >> Codes::shift, Codes::largest_code);
 }
 
+template <class Codes>
+__device__ float magnitude_of(unsigned code, float scale) {
+  return isinf(scale) ? scale : __fmul_rn(code_value<Codes>(code), scale);
+}
 __device__ float first_moment(unsigned code, float scale) {
-  const float magnitude = __fmul_rn(code_value<FirstMomentCodes>(code & ~moment_sign), scale);
+  const float magnitude = magnitude_of<FirstMomentCodes>(code & ~moment_sign, scale);
   return code & moment_sign ? -magnitude : magnitude;
 }
-__device__ float second_moment(unsigned code, float scale) {
-  return __fmul_rn(code_value<SecondMomentCodes>(code), scale);
-}
+__device__ float second_moment(unsigned code, float scale) { return magnitude_of<SecondMomentCodes>(code, scale); }
 
 struct Scale {
   float value, inverse;
