@@ -37,14 +37,15 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, c
   plan.shape = shape;
   plan.engine = engine_settings(request);
   plan.engine.placement.ranks = shape.ranks;
-  const std::int64_t unit = std::max(ParameterLayout::alignment, block_elements(plan.engine.formats.moments));
+  const std::int64_t block = block_elements(plan.engine.formats.moments),
+                     unit = std::max(ParameterLayout::alignment, block);
   std::int64_t& bucket = plan.engine.placement.bucket_elements;
   if (!request.bucket_size_given) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
     constexpr std::int64_t smallest = 1 << 16;
     bucket = std::min(bucket, std::max(smallest, layout.elements() / 8));
   }
-  bucket = std::max(unit, bucket / unit * unit);
+  bucket = std::max(bucket / unit, (layout.longest_uncut(block) + unit - 1) / unit) * unit;
   plan.decoder.formats = plan.engine.formats;
   plan.decoder.any_order = in_any_order(backend, request.deterministic);
   return plan;

@@ -197,6 +197,8 @@ TEST(ParameterLayout, BlocksCountFromEachParameter) {
   EXPECT_EQ(layout.cut_before(1010, 256), 960);
   EXPECT_EQ(layout.cut_before(1100, 256), 1024);
   EXPECT_EQ(layout.cut_before(1300, 256), 1024) << "where v begins no bucket can";
+  EXPECT_EQ(layout.longest_uncut(256), 448) << "k and v";
+  EXPECT_EQ(layout.longest_uncut(1), ParameterLayout::alignment);
 }
 
 }  // namespace

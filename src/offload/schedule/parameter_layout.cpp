@@ -120,6 +120,21 @@ std::int64_t ParameterLayout::cut_before(std::int64_t element, std::int64_t bloc
   }
 }
 
+std::int64_t ParameterLayout::longest_uncut(std::int64_t block) const {
+  std::int64_t longest = alignment, open = 0;  // the last place for a cut
+  for (int p = 0; p < count(); ++p) {
+    const Range own = range(p);
+    const std::int64_t end = (own.end + alignment - 1) / alignment * alignment,
+                       whole = std::lcm(parameter(p).cut, block);
+    if (whole == 1 || own.begin % alignment == 0) {
+      open = own.begin + (own.size() - 1) / whole * whole;
+      longest = std::max(longest, std::min(whole, end - own.begin));
+    }
+    longest = std::max(longest, end - open);
+  }
+  return longest;
+}
+
 ParameterLayout::BlockPlace ParameterLayout::block_at(std::int64_t element) const {
   const int p = first_ending_after(element);
   const std::int64_t first = first_blocks_[static_cast<std::size_t>(p)];

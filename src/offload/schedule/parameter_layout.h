@@ -90,6 +90,8 @@ class ParameterLayout {
   // parameter's beginning. A parameter whose blocks do not begin at a multiple of `alignment`, since it is joined, is
   // not cut.
   std::int64_t cut_before(std::int64_t element, std::int64_t block = 1) const;
+  // Elements of the longest range that may not be cut: a bucket is at least as long. A multiple of `alignment`.
+  std::int64_t longest_uncut(std::int64_t block) const;
   // The block of 8-bit moments (optim/moment_blocks.h) that the element belongs to, and how many of the block's
   // elements lie before it. Blocks count over all parameters; padding belongs to what follows.
   struct BlockPlace {
