@@ -44,7 +44,7 @@ offers "bench" help be
 offers "bash zsh man" completion ""
 offers "rtx3090 rtx4090 rtx5090 rtxpro6000" plan --hardware rtx
 offers "file" plan --hardware "fi"
-offers "qwen3-0.6b qwen3-14b qwen3-30b-a3b qwen3-4b qwen3-next-80b-a3b qwen3.5-0.8b qwen3.5-27b qwen3.5-35b-a3b qwen3.5-4b qwen3.5-9b" plan --model qw
+offers "qwen3-0.6b qwen3-14b qwen3-30b-a3b qwen3-32b qwen3-4b qwen3-8b qwen3-next-80b-a3b qwen3.5-0.8b qwen3.5-27b qwen3.5-35b-a3b qwen3.5-4b qwen3.5-9b" plan --model qw
 cd /
 
 # ---- zsh: without its completion system, whose functions here show what they are given.
