@@ -4,7 +4,7 @@ plan fits, and taken away again by halves. Needs no GPU.
 
     bench/largest_model.py [--hardware h200] [--shape qwen3-14b] [--batch_size 1] [--max_length 4096]
 
-Prints, for fp32 and bf16 moments: layers, parameters, where the state is, tokens/s, and the memory that is left.
+Prints, for moments in fp32, bf16 and fp8: layers, parameters, where the state is, tokens/s, and the memory that is left.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main():
     print("| moments | layers | parameters | state on the host | step | GPU memory | host memory |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
-        for moments in ("fp32", "bf16"):
+        for moments in ("fp32", "bf16", "fp8"):
             layers, best = largest(a, folder, config, moments)
             if best is None:
                 print(f"| {moments} | none fits | | | | | |")

@@ -31,12 +31,10 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                        block_elements(settings.formats.moments)),
           ranks, block_elements(settings.formats.moments))),
       unit_buckets_(layout, buckets_),
-      weights_(
-          device, layout, settings.formats.weights, settings.caller.weights, settings.placement, buckets_,
-          {.final_weights = [this](int unit) { return has_final_weights(unit); },
-           .cast_masters = [this](int unit,
-                                  Stream& stream) { device_optimizer_.cast_masters(unit_buckets_.of(unit), stream); },
-           .gathers = unit_gathers()}),
+      weights_(device, layout, settings.formats.weights, settings.caller.weights, settings.placement, buckets_,
+               {.final_weights = [this](int unit) { return has_final_weights(unit); },
+                .cast_masters = [this](int unit, Stream& stream) { cast_masters(unit, stream); },
+                .gathers = unit_gathers()}),
       gradients_(device, layout, settings.formats, settings.placement, buckets_),
       device_state_(device, layout, buckets_, settings.formats.moments),
       gate_(static_cast<int>(buckets_.size())),
@@ -94,6 +92,11 @@ bool OffloadEngine::has_final_weights(int unit) {
                      [&](const Bucket& bucket) { return !bucket.on_host() || host_.weights_final(bucket); });
 }
 
+void OffloadEngine::cast_masters(int unit, Stream& stream) {
+  device_optimizer_.cast_masters(unit_buckets_.of(unit), stream);
+  host_.cast_masters(unit_buckets_.of(unit), stream);
+}
+
 UnitGathers OffloadEngine::unit_gathers() {
   return {.stream = [this]() -> Stream& { return exchange_->gathers(); },
           .sent = [this](int unit) { return has_final_weights(unit); },
@@ -101,11 +104,7 @@ UnitGathers OffloadEngine::unit_gathers() {
               [this](int unit) {
                 for (const Bucket& bucket : unit_buckets_.of(unit)) require_sent(bucket, exchange_->gathers());
               },
-          .cast_masters =
-              [this](int unit) {
-                device_optimizer_.cast_masters(unit_buckets_.of(unit), exchange_->gathers());
-                host_.cast_masters(unit_buckets_.of(unit), exchange_->gathers());
-              },
+          .cast_masters = [this](int unit) { cast_masters(unit, exchange_->gathers()); },
           .gather = [this](std::span<const BucketGather> gathers) { exchange_->gather(gathers); },
           .whole =
               [this](int unit) {

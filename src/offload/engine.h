@@ -230,6 +230,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void require_sent(const Bucket& bucket, Stream& stream);
   // Whether the final weights of all that the host owns of the unit have been sent.
   bool has_final_weights(int unit);
+  void cast_masters(int unit, Stream& stream);
   UnitGathers unit_gathers();
 
   Device& device_;

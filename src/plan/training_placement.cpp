@@ -196,12 +196,14 @@ void TrainingPlacement::set_residencies() {
     for (const bool move : {false, true})
       if (may_move(move) && (narrow || !cast))
         inputs_.residencies.push_back({.cast_weights = cast, .move_gradients = move});
-  if (plan_.shape.ranks > 1) {  // weights do not stream with several ranks yet
+  if (!inputs_.one_memory || plan_.shape.ranks > 1) {
     const std::vector<Counts> others = inputs_.residencies;
     for (Counts residency : others) {
       residency.send_masters = true;
       if (residency.cast_weights && may_pin_state()) inputs_.residencies.push_back(residency);
     }
+  }
+  if (plan_.shape.ranks > 1) {  // weights do not stream with several ranks yet
     inputs_.most_gathered = most_gathered_units(q_.request, q_.layout, plan_.shape.ranks);
     inputs_.forced_gather = q_.request.gathered_layers.has_value();
     return;

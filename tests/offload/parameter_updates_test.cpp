@@ -55,7 +55,7 @@ class OwnUpdates {
 
 struct UpdateManner {
   int device_units = 0, streamed_units = 0;
-  bool over_link = false;
+  bool send_masters = false, over_link = false;
   std::int64_t bucket_elements = 8192, spare_buckets = 3;
   Schedule schedule = Schedule::overlapped;
 };
@@ -66,6 +66,7 @@ void expect_own_updates(const UpdateManner& manner, unsigned seed) {
   settings.formats = model_formats(DType::f32);
   settings.counts.device_units = manner.device_units;
   settings.counts.streamed_units = manner.streamed_units;
+  settings.counts.send_masters = manner.send_masters;
   settings.placement.over_link = manner.over_link;
   settings.placement.bucket_elements = manner.bucket_elements;
   settings.placement.spare_buckets = manner.spare_buckets;
@@ -124,7 +125,8 @@ TEST(ParameterUpdates, EveryScheduleIsThePlainLoop) {
   for (const UpdateManner& manner :
        {UpdateManner{.schedule = Schedule::synchronous}, UpdateManner{}, UpdateManner{.bucket_elements = 1024},
         UpdateManner{.device_units = 3}, UpdateManner{.device_units = 7}, UpdateManner{.streamed_units = 3},
-        UpdateManner{.streamed_units = 3, .over_link = true}, UpdateManner{.device_units = 2, .over_link = true}})
+        UpdateManner{.streamed_units = 3, .send_masters = true}, UpdateManner{.streamed_units = 3, .over_link = true},
+        UpdateManner{.device_units = 2, .over_link = true}})
     for (int repeat = 0; repeat < 3; ++repeat) {
       SCOPED_TRACE(testing::Message() << "device units " << manner.device_units << ", streamed "
                                       << manner.streamed_units << ", seed " << seed + 1);

@@ -18,6 +18,7 @@ using Bits = std::vector<bool>;
 using Slots = std::vector<int>;
 constexpr ResidencyKind resident = ResidencyKind::resident, streamed = ResidencyKind::streamed,
                         from_masters = ResidencyKind::from_masters, gathered = ResidencyKind::gathered,
+                        streamed_from_masters = ResidencyKind::streamed_from_masters,
                         cast = ResidencyKind::gathered_from_masters, callers = ResidencyKind::callers;
 
 std::vector<UnitPlacement> rows(int units, const Counts& counts, int ranks = 1) {
@@ -57,6 +58,9 @@ TEST(Placement, WeightsFollowTheOwner) {
             (Kinds{resident, from_masters, from_masters, resident, resident, resident, resident}));
   const Counts counts{.device_units = 3, .streamed_units = 3, .cast_weights = true};
   EXPECT_EQ(weights(7, counts), (Kinds{resident, from_masters, from_masters, streamed, streamed, streamed, resident}));
+  EXPECT_EQ(
+      weights(7, {.device_units = 2, .streamed_units = 2, .cast_weights = true, .send_masters = true}),
+      (Kinds{resident, from_masters, resident, streamed_from_masters, resident, streamed_from_masters, resident}));
   for (int unit = 0; unit < 7; ++unit)
     EXPECT_EQ(rows(7, counts)[static_cast<std::size_t>(unit)].owner, unit < 3 ? Owner::device : Owner::host);
   EXPECT_EQ(weights(4, {.device_units = 2, .callers = true}), (Kinds{resident, resident, callers, callers}));
@@ -85,11 +89,10 @@ TEST(Placement, WhatDoesNotGoTogetherIsABug) {
   const std::vector all(5, Trained::all);
   for (const auto& [ranks, counts] :
        {std::pair{2, Counts{.gathered_units = 4}}, std::pair{2, Counts{.streamed_units = 1, .gathered_units = 1}},
-        std::pair{1, Counts{.gathered_units = 1}}, std::pair{1, Counts{.send_masters = true}},
-        std::pair{2, Counts{.send_masters = true}}, std::pair{2, Counts{.device_units = 2, .cast_weights = true}},
-        std::pair{2, Counts{.callers = true}}, std::pair{1, Counts{.streamed_units = 1, .callers = true}},
-        std::pair{1, Counts{.device_units = 6}}, std::pair{1, Counts{.device_units = -1}},
-        std::pair{1, Counts{.device_units = 4, .streamed_units = 1}}})
+        std::pair{1, Counts{.gathered_units = 1}}, std::pair{2, Counts{.send_masters = true}},
+        std::pair{2, Counts{.device_units = 2, .cast_weights = true}}, std::pair{2, Counts{.callers = true}},
+        std::pair{1, Counts{.streamed_units = 1, .callers = true}}, std::pair{1, Counts{.device_units = 6}},
+        std::pair{1, Counts{.device_units = -1}}, std::pair{1, Counts{.device_units = 4, .streamed_units = 1}}})
     EXPECT_THROW(make_rows(all, ranks, counts), Bug)
         << ranks << " ranks, " << counts.device_units << " " << counts.streamed_units << " " << counts.gathered_units;
   EXPECT_THROW(make_rows(all, 1, {}, std::vector(4, Input::kept)), Bug);

@@ -47,8 +47,9 @@ struct Manner {
   int threads = 2;
   Schedule schedule = Schedule::overlapped;
   bool transient_weights = false, transient_gradients = false;
-  int streamed_units = 0;  // at most
-  bool remade = false;     // inputs of some units are made again
+  int streamed_units = 0;     // at most
+  bool send_masters = false;  // of those
+  bool remade = false;        // inputs of some units are made again
   CastSide cast = CastSide::host;
   bool over_link = false;  // the device updates too
   int resume_at = -1;      // a save and a resume in another engine before this step
@@ -69,6 +70,7 @@ inline CountedSettings settings_of(const Task& task, const Manner& manner) {
   settings.counts.cast_weights = manner.transient_weights;
   settings.counts.streamed_units =
       std::min(manner.streamed_units, most_streamed_units(layered().units(), manner.device_units));
+  settings.counts.send_masters = manner.send_masters && settings.counts.streamed_units > 0;
   if (manner.remade) settings.remade_inputs = {false, false, true, false, true, true, false};
   settings.placement.cast = manner.cast;
   settings.placement.over_link = manner.over_link;

@@ -64,6 +64,17 @@ TEST_P(ScheduleEquality, BucketsSplitsPlacesThreads) {
           Manner{.bucket_elements = 6400, .device_units = 1, .transient_gradients = true},
           Manner{.bucket_elements = 2048, .spare_buckets = 3, .streamed_units = 100},
           Manner{.bucket_elements = 2048, .spare_buckets = 3, .streamed_units = 100, .remade = true},
+          Manner{.bucket_elements = 2048, .spare_buckets = 3, .streamed_units = 100, .send_masters = true},
+          Manner{.bucket_elements = 4096,
+          .device_units = 2,
+          .spare_buckets = 2,
+          .transient_weights = true,
+          .transient_gradients = true,
+          .streamed_units = 2,
+          .send_masters = true,
+          .remade = true,
+          .over_link = true,
+          .resume_at = 23},
           Manner{.bucket_elements = 4096,
           .device_units = 2,
           .transient_weights = true,
@@ -136,6 +147,7 @@ TEST(Schedule, StressUnderRandomDelays) {
     manner.cast = round % 5 < 2 ? CastSide::device : CastSide::host;
     manner.transient_gradients = round % 4 >= 2;
     manner.streamed_units = round % 3;
+    manner.send_masters = round % 8 >= 5;
     manner.remade = round % 4 == 1;
     manner.over_link = round % 5 >= 2;
     manner.resume_at = round % 6 == 5 ? 20 : -1;

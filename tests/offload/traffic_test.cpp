@@ -24,6 +24,10 @@ TEST(Traffic, WeightsThatAreNotThereComeForEachUse) {
   const Traffic streamed = of({.weights = ResidencyKind::streamed});
   EXPECT_EQ(streamed.use, 2200) << "frozen ones too";
   EXPECT_EQ(streamed.weights, 0);
+  const Traffic masters = of({.weights = ResidencyKind::streamed_from_masters});
+  EXPECT_EQ(masters.use, 4000);
+  EXPECT_EQ(masters.cast, 6000);
+  EXPECT_EQ(masters.weights, 0);
   const Traffic cast = of({.owner = Owner::device, .weights = ResidencyKind::from_masters});
   EXPECT_EQ(cast.cast, 6000);
   EXPECT_EQ(cast.use, 0);

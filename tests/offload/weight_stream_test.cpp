@@ -24,11 +24,7 @@ ParameterLayout layers(int count) {
   return ParameterLayout(std::move(parameters));
 }
 
-std::vector<bool> streaming_units(const Placement& placement) {
-  std::vector<bool> units;
-  for (const UnitPlacement& unit : placement.units) units.push_back(unit.weights == ResidencyKind::streamed);
-  return units;
-}
+const std::vector<UnitPlacement> second_of_three = {{}, {.weights = ResidencyKind::streamed}, {}};
 
 class Streaming {
  public:
@@ -38,8 +34,8 @@ class Streaming {
         order_(layout_.units(), 0, remade),
         placement_{.units = make_rows(trained_units(layout_), 1, {.streamed_units = streamed})},
         weights_(rig_.device(), layout_, DType::f32, turns_of(placement_).weights),
-        stream_(rig_.device(), layout_, weights_, streaming_units(placement_),
-                [this](int unit) { return !pending.contains(unit); }) {
+        stream_(rig_.device(), layout_, weights_, placement_.units,
+                {.final_weights = [this](int unit) { return !pending.contains(unit); }, .cast_masters = {}}) {
     for (int unit = 0; unit < layout_.units(); ++unit)
       if (stream_.has(unit)) write(unit, static_cast<float>(unit));
   }
@@ -48,7 +44,7 @@ class Streaming {
   void write(int unit, float value) {
     const Range range = layout_.unit_range(unit);
     stream_.drop(unit);
-    auto* at = reinterpret_cast<float*>(stream_.at(range.begin));
+    auto* at = reinterpret_cast<float*>(stream_.host_memory(range.begin));
     std::fill_n(at, range.size(), value);
     expected_[unit] = value;
   }
@@ -104,13 +100,13 @@ TEST(WeightStream, CopiesLargeUnitsWhole) {
   constexpr std::int64_t columns = 1024, rows = WeightStream::piece_bytes / 4 / columns + 37;
   const ParameterLayout layout(
       {{"embed", {10, 8}, true, 0, false}, {"1", {rows, columns}, true, 1, false}, {"head", {10, 8}, true, 2, false}});
-  const std::vector<bool> streamed = {false, true, false};
   DeviceRig rig;
   DeviceWeights weights(rig.device(), layout, DType::f32, std::vector<int>{-1, 0, -1});
-  WeightStream stream(rig.device(), layout, weights, streamed, [](int) { return true; });
+  WeightStream stream(rig.device(), layout, weights, second_of_three,
+                      {.final_weights = [](int) { return true; }, .cast_masters = {}});
   std::vector<float> values(static_cast<std::size_t>(rows * columns));
   std::iota(values.begin(), values.end(), 0.0f);
-  std::memcpy(stream.at(layout.unit_range(1).begin), values.data(), values.size() * sizeof(float));
+  std::memcpy(stream.host_memory(layout.unit_range(1).begin), values.data(), values.size() * sizeof(float));
   stream.require(1, rig.stream());
   const Tensor weight = weights.weight(layout.unit_parameters(1).first);
   std::vector<float> found(values.size());
@@ -132,10 +128,11 @@ TEST(WeightStream, SendsPiecesAsTheyBecomeFinal) {
   });
   Device& device = on_gpu() ? rig.device() : hooked;
   DeviceWeights weights(device, layout, DType::f32, std::vector<int>{-1, 0, -1});
-  WeightStream stream(device, layout, weights, {false, true, false}, [](int) { return false; });
+  WeightStream stream(device, layout, weights, second_of_three,
+                      {.final_weights = [](int) { return false; }, .cast_masters = {}});
   const Range unit = layout.unit_range(1);
   const auto write = [&](float value) {
-    std::fill_n(reinterpret_cast<float*>(stream.at(unit.begin)), unit.size(), value);
+    std::fill_n(reinterpret_cast<float*>(stream.host_memory(unit.begin)), unit.size(), value);
   };
   std::vector<float> found(static_cast<std::size_t>(rows * columns));
   const auto read = [&] {

@@ -83,6 +83,31 @@ TEST(GatheredPlan, ArithmeticIsThatOfADryRun) {
         }
 }
 
+TEST(StreamedPlan, ArithmeticIsThatOfADryRun) {
+  const DecoderSpec spec = deep_llama();
+  ThreadPool pool("host", {}, false);
+  PlanningMachine machine;
+  machine.pool = &pool;
+  const ParameterLayout layout(make_parameters(spec));
+  for (const bool sends_masters : {false, true})
+    for (const int device_units : {0, 4}) {
+      const auto planned = [&, sends_masters = sends_masters](int streamed) {
+        CountedSettings settings = engine_of(0, device_units, rank_formats(DType::bf16, DType::bf16));
+        settings.counts.streamed_units = streamed;
+        settings.counts.send_masters = sends_masters;
+        const EngineSettings engine = settings.of(layout, 1);
+        const MemoryPlan memory =
+            plan_state(spec, layout, machine, {300, 0, 300, 1}, engine, WeightOrigin::random).memory;
+        const HeldMemory held = held_memory(layout, engine);
+        return std::pair(static_cast<std::int64_t>(memory.total(MemoryKind::device) - held.device),
+                         static_cast<std::int64_t>(memory.total(MemoryKind::pinned) - held.pinned));
+      };
+      const auto one = planned(1);
+      for (int streamed = 2; streamed <= most_streamed_units(layout.units(), device_units); ++streamed)
+        EXPECT_EQ(planned(streamed), one) << streamed << " units, the device owns " << device_units;
+    }
+}
+
 // By name, to the byte on the first rank, which has the longest slices.
 TEST(GatheredPlan, RanksAllocateWhatIsPlanned) {
   if (on_gpu()) GTEST_SKIP() << "ranks are those of the CPU device";

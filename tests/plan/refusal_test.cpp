@@ -150,7 +150,7 @@ TEST(PlanChanges, OfEachKind) {
   EXPECT_TRUE(any(smaller_sums, "grad_accum_dtype"));
   EXPECT_FALSE(any(rows, "grad_accum_dtype")) << "nothing is added up";
 
-  Planned host("qwen3-14b", cuda_backend(), 80, 150);
+  Planned host("qwen3-14b", cuda_backend(), 80, 120);
   const auto more = changes_of(host);
   EXPECT_TRUE(any(more, "host_memory"));
   EXPECT_TRUE(any(more, "optimizer_state_dtype"));
@@ -175,7 +175,7 @@ TEST(PlanChanges, NeverAskForMoreThanTheDeviceHas) {
 }
 
 TEST(PlanChanges, MemoryToBuyIsAsMuchAsIsSold) {
-  Planned planned("qwen3-14b", cuda_backend(), 80, 150);
+  Planned planned("qwen3-14b", cuda_backend(), 80, 120);
   PlanQuestion question = planned.question();
   question.askable = {planned.machine.device_memory, std::numeric_limits<std::size_t>::max()};
   std::string host;
@@ -200,7 +200,7 @@ TEST(PlanChanges, MemoryToBuyIsAsMuchAsIsSold) {
 
 TEST(PlanChanges, SolderedMemoryIsNotToBuy) {
   for (const bool fixed : {false, true}) {
-    Planned planned("qwen3-14b", cuda_backend(), 80, 150);
+    Planned planned("qwen3-14b", cuda_backend(), 80, 120);
     planned.machine.fixed_memory = fixed;
     PlanQuestion question = planned.question();
     question.askable = {planned.machine.device_memory, planned.machine.host.available};
@@ -353,14 +353,14 @@ TEST(PlanChanges, MomentsIn8BitsWhereBf16DoesNotDo) {
       if (change.text.find("fp8") != std::string::npos) all += change.text + "\n";
     return all;
   };
-  EXPECT_EQ(offered(150, StatePrecision::fp32), "") << "bf16 does";
-  for (const auto& [host, asked] : {std::pair{std::size_t{110}, StatePrecision::fp32}, {110, StatePrecision::bf16}})
+  EXPECT_EQ(offered(120, StatePrecision::fp32), "") << "bf16 does";
+  for (const auto& [host, asked] : {std::pair{std::size_t{65}, StatePrecision::fp32}, {65, StatePrecision::bf16}})
     EXPECT_NE(offered(host, asked).find("--optimizer_state_dtype fp8 (moments rounded to 8 bits"), std::string::npos)
         << host << ": " << offered(host, asked);
 }
 
 TEST(PlanChanges, AreNamedInTheRefusal) {
-  Planned planned("qwen3-14b", cuda_backend(), 80, 150);
+  Planned planned("qwen3-14b", cuda_backend(), 80, 120);
   try {
     plan_or_refuse(planned.question());
     ADD_FAILURE() << "accepted";
@@ -377,7 +377,7 @@ TEST(PlanChanges, AreNamedInTheRefusal) {
     EXPECT_TRUE(change.options.empty());
     texts += change.text + "\n";
   }
-  expect_in(texts, {"192GB of host memory, not 150.0 GB"});
+  expect_in(texts, {"192GB of host memory, not 120.0 GB"});
   EXPECT_EQ(texts.find("device memory"), std::string::npos) << "of which no card has more than it has";
 }
 

@@ -166,6 +166,7 @@ CountedRun random_run(std::mt19937& random) {
   }
   run.counts.device_units = static_cast<int>(random() % 3);
   run.counts.streamed_units = random() % 2 == 0 ? 0 : (units - 1 - std::max(1, run.counts.device_units)) / 2;
+  run.counts.send_masters = run.counts.streamed_units > 0 && units % 2 == 0;
   run.counts.move_gradients = random() % 2 == 0;
   run.device_update = 1e-4;
   run.placement.schedule = random() % 5 == 0 ? Schedule::synchronous : Schedule::overlapped;

@@ -1,6 +1,7 @@
 #include "offload/memory/master_copies.h"
 
 #include <algorithm>
+#include <exception>
 #include <vector>
 
 #include "base/error.h"
@@ -17,7 +18,13 @@ MasterCopies::MasterCopies(Device& device, std::int64_t elements)
   }
 }
 
-MasterCopies::~MasterCopies() { wait_or_log(*stream_, LogLevel::error); }
+MasterCopies::~MasterCopies() {
+  wait_or_log(*stream_, LogLevel::error);
+  try {
+    for (const Slot& slot : slots_) slot.used->synchronize();
+  } catch (const std::exception&) {  // whoever waits for the weights has been told
+  }
+}
 
 void MasterCopies::cast(std::span<const Part> unit, Stream& stream) {
   Slot* slot = nullptr;   // that a piece is copied to

@@ -1,5 +1,5 @@
 // The way of master weights that the host owns to the device, where they are rounded to weights: for weights that have
-// no memory of their own (ResidencyKind::gathered_from_masters).
+// no memory of their own (ResidencyKind::streamed_from_masters and gathered_from_masters).
 //
 // A unit travels in a few pieces, however many buckets it has, because each piece needs a kernel. Beside large matrix
 // products on other streams a kernel waits milliseconds for a free multiprocessor, and the next piece for the same
@@ -27,7 +27,7 @@ class MasterCopies {
     return slots * static_cast<std::size_t>(piece_of(elements)) * sizeof(float);
   }
   MasterCopies(Device& device, std::int64_t elements);
-  // Waits for copies under way.
+  // Waits for copies under way, and for what casts them.
   ~MasterCopies();
   MasterCopies(const MasterCopies&) = delete;
   MasterCopies& operator=(const MasterCopies&) = delete;

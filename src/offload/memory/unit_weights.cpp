@@ -30,14 +30,15 @@ UnitWeights::UnitWeights(Device& device, const ParameterLayout& layout, DType dt
              kinds_.size());
     for (std::size_t unit = 0; unit < by_unit_.size(); ++unit) {
       const ResidencyKind weights = placement.units[unit].weights;
-      if (weights == kind || (is_gathered(kind) && is_gathered(weights))) by_unit_[unit] = residency.get();
+      if (weights == kind || (is_gathered(kind) && is_gathered(weights)) || (is_streamed(kind) && is_streamed(weights)))
+        by_unit_[unit] = residency.get();
     }
     kinds_.push_back(std::move(residency));
   };
   serve(ResidencyKind::resident, std::make_unique<ResidentWeights>(on_device_));
   serve(ResidencyKind::streamed,
-        std::make_unique<WeightStream>(device, layout, on_device_, units_of(placement, ResidencyKind::streamed),
-                                       owners.final_weights));
+        std::make_unique<WeightStream>(device, layout, on_device_, placement.units,
+                                       WeightStream::Sources{owners.final_weights, owners.cast_masters}));
   serve(ResidencyKind::from_masters, std::make_unique<WeightsFromMasters>(on_device_, owners.cast_masters));
   serve(ResidencyKind::gathered,
         std::make_unique<GatheredWeights>(device, layout, on_device_, buckets, placement.units, owners.gathers));

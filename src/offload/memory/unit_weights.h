@@ -20,7 +20,7 @@ namespace so {
 // Residencies ask the optimizers these questions.
 struct WeightOwners {
   std::function<bool(int unit)> final_weights;  // whether a host-owned unit's weights are final; never waits
-  WeightsFromMasters::Cast cast_masters;        // enqueues a device-owned unit's cast
+  WeightsFromMasters::Cast cast_masters;        // enqueues the cast of a unit's masters, which are final
   UnitGathers gathers;                          // with several ranks
 };
 

@@ -1,4 +1,5 @@
 // Weights that do not stay on the device: where they lie in host memory, and their way to the device ahead of each use.
+// Of some units they lie nowhere: the host's master weights come, and are cast on the device.
 //
 // A pass meets units in order (schedule/pass_order.h). Streamed units take places of device memory in turn
 // (Counts), so while one is worked with, the next in that order arrives in the other place. What is on the
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "offload/memory/device_weights.h"
@@ -24,18 +26,20 @@ class WeightStream final : public WeightResidency {
   // the large ones, the host would wait for its staging ring.
   static constexpr std::int64_t piece_bytes = std::int64_t{64} << 20;
 
-  // `streamed`: by unit. `weights` has a slot for each of them (turns_of()), and outlives this. Host
-  // memory is pinned, booked as "streamed weights"; contents are unspecified until written. `final_weights`: whether
-  // the host memory of a unit holds what its next use shall find; never waits.
+  struct Sources {
+    // Whether the host memory of a unit, or its masters, are what its next use shall find; never waits.
+    std::function<bool(int unit)> final_weights;
+    // Enqueues: all of a unit's weights are made of its masters. Work that follows on the stream finds them.
+    std::function<void(int unit, Stream& stream)> cast_masters;
+  };
+  // `weights` has a slot for each unit that streams (turns_of()), and outlives this. Host memory is pinned, booked as
+  // "streamed weights"; contents are unspecified until written.
   WeightStream(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
-               const std::vector<bool>& streamed, std::function<bool(int unit)> final_weights);
+               std::span<const UnitPlacement> units, Sources sources);
   // Waits for copies under way.
   ~WeightStream() override;
 
   bool has(int unit) const { return index_[static_cast<std::size_t>(unit)] >= 0; }
-  // An element of a streamed unit's weights in host memory; the rest of its unit lies behind it. Written by whoever
-  // updates weights, between the end of a unit's last use in a step and the time final_weights() says so. Any thread.
-  std::byte* at(std::int64_t element) const;
 
   // WeightResidency
   // Enqueues the pieces that are final, so that of a unit that is waited for only the last one is still to come when
@@ -50,7 +54,10 @@ class WeightStream final : public WeightResidency {
   void place(Stream& stream, Range part, const void* weights) override;
   void drop(int unit) override;
   void drop_all() override;
-  std::byte* host_memory(std::int64_t element) const override { return at(element); }
+  // Written by whoever updates weights, between the end of a unit's last use in a step and the time final_weights()
+  // says so.
+  std::byte* host_memory(std::int64_t element) const override;
+  bool follows_masters(int unit) const override { return starts_[static_cast<std::size_t>(index_of(unit))] == nowhere; }
   std::int64_t copies() const override { return copies_; }
 
  private:
@@ -63,15 +70,16 @@ class WeightStream final : public WeightResidency {
   Place& place(int unit) { return places_[static_cast<std::size_t>(index_of(unit)) % places_.size()]; }
   const Place& place(int unit) const { return places_[static_cast<std::size_t>(index_of(unit)) % places_.size()]; }
   int index_of(int unit) const { return index_[static_cast<std::size_t>(unit)]; }
-  // Enqueues those pieces of the unit that end at most there.
+  // Enqueues those pieces of the unit that end at most there; made of masters it is one.
   void send(int unit, std::int64_t end);
 
   const ParameterLayout& layout_;
   const DeviceWeights& weights_;
-  const std::function<bool(int)> final_weights_;
-  std::vector<int> index_;           // by unit: its number among the streamed ones, -1 for others
-  std::vector<int> units_;           // streamed, ascending
-  std::vector<std::size_t> starts_;  // of each, in bytes of the host memory
+  const Sources sources_;
+  std::vector<int> index_;  // by unit: its number among the streamed ones, -1 for others
+  std::vector<int> units_;  // streamed, ascending
+  static constexpr std::size_t nowhere = ~std::size_t{0};
+  std::vector<std::size_t> starts_;  // of each, in bytes of the host memory, or nowhere
   std::array<Place, stream_places> places_;
   std::int64_t copies_ = 0;
   Buffer memory_;

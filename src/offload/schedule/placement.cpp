@@ -32,8 +32,7 @@ std::vector<bool> spread(int units, int device_units, int count) {
 void check_counts(const Counts& counts, int units, int ranks) {
   SO_CHECK(counts.device_units >= 0 && counts.device_units <= units, "{} of {} units are the device's",
            counts.device_units, units);
-  SO_CHECK(ranks > 1 || (counts.gathered_units == 0 && !counts.send_masters), "{} units gathered from one rank",
-           counts.gathered_units);
+  SO_CHECK(ranks > 1 || counts.gathered_units == 0, "{} units gathered from one rank", counts.gathered_units);
   SO_CHECK(ranks == 1 || (counts.streamed_units == 0 && !counts.callers),
            "{} ranks with {} streamed units, or with weights of a caller's", ranks, counts.streamed_units);
   SO_CHECK(ranks == 1 || counts.gathered_units > 0 || (!counts.cast_weights && !counts.send_masters),
@@ -47,7 +46,8 @@ ResidencyKind weights_of(const Counts& counts, bool on_device, bool has_masters,
   const bool made = has_masters && (on_device ? counts.cast_weights : counts.send_masters);
   if (gathered) return made ? ResidencyKind::gathered_from_masters : ResidencyKind::gathered;
   if (made && on_device && ranks == 1) return ResidencyKind::from_masters;
-  return streams ? ResidencyKind::streamed : ResidencyKind::resident;
+  if (streams) return made ? ResidencyKind::streamed_from_masters : ResidencyKind::streamed;
+  return ResidencyKind::resident;
 }
 
 }  // namespace
@@ -57,8 +57,8 @@ std::string_view name_of(Owner owner) {
 }
 
 std::string_view name_of(ResidencyKind weights) {
-  constexpr std::array<std::string_view, 6> names = {"resident", "streamed", "from_masters",
-                                                     "gathered", "callers",  "gathered_from_masters"};
+  constexpr std::array<std::string_view, 7> names = {
+      "resident", "streamed", "from_masters", "gathered", "callers", "gathered_from_masters", "streamed_from_masters"};
   return names.at(static_cast<std::size_t>(weights));
 }
 
@@ -133,7 +133,8 @@ bool Placement::moves() const {
 bool Placement::makes_from_masters(Owner owner) const {
   return std::any_of(units.begin(), units.end(), [&](const UnitPlacement& u) {
     return u.owner == owner &&
-           (u.weights == ResidencyKind::from_masters || u.weights == ResidencyKind::gathered_from_masters);
+           (u.weights == ResidencyKind::from_masters || u.weights == ResidencyKind::gathered_from_masters ||
+            u.weights == ResidencyKind::streamed_from_masters);
   });
 }
 

@@ -30,10 +30,14 @@ enum class ResidencyKind : std::uint8_t {
   callers,       // in memory of the caller's, to which new ones are copied from the host's when they are required
   gathered_from_masters,  // nowhere: each rank casts its slice from its master weights ahead of each gather; those
                           // of the host travel to the device for that
+  streamed_from_masters,  // nowhere: the host's fp32 master weights come to the device ahead of each use, and are cast
+                          // there
 };
 std::string_view name_of(ResidencyKind weights);
 // Whether they come over the link ahead of each use, from host memory that is pinned.
-constexpr bool is_streamed(ResidencyKind kind) { return kind == ResidencyKind::streamed; }
+constexpr bool is_streamed(ResidencyKind kind) {
+  return kind == ResidencyKind::streamed || kind == ResidencyKind::streamed_from_masters;
+}
 // Whether they come from all ranks for each use.
 constexpr bool is_gathered(ResidencyKind kind) {
   return kind == ResidencyKind::gathered || kind == ResidencyKind::gathered_from_masters;
@@ -107,9 +111,10 @@ struct Counts {
   // Weights of device-owned units are made of masters, which takes time and saves device memory; with several ranks of
   // gathered ones alone, since no rank has all masters of the others.
   bool cast_weights = false;
-  // Of gathered units that the host owns, a rank's slices of their masters, which are pinned, travel to the device
-  // ahead of each gather and are cast there. Saves their weights' device memory, and takes twice its bytes of the link
-  // for each use. Such weights are new when all of their state is: nothing is previewed.
+  // Of units that the host owns and that stream, or that are gathered, masters travel to the device ahead of each use
+  // and are cast there: all of a unit's, or a rank's slices of them. Saves the host memory that streamed weights lie
+  // in, or gathered ones' device memory, and takes twice its bytes of the link for each use; masters are pinned. Such
+  // weights are new when all of their state is: nothing is previewed.
   bool send_masters = false;
   // Takes host memory, pinned, instead of the device's, and with several micro-batches the link carries the sums to and
   // fro.

@@ -23,6 +23,7 @@ Traffic traffic_of(const UnitPlacement& row, const UnitElements& unit, const Ele
     case ResidencyKind::from_masters:
       traffic.cast = trained * (master + bytes.stored);
       return traffic;
+    case ResidencyKind::streamed_from_masters:
     case ResidencyKind::gathered_from_masters:
       traffic.cast = trained * (master + bytes.stored);
       if (on_host) traffic.use = trained * master;

@@ -100,9 +100,16 @@ HeldMemory held_memory(const ParameterLayout& layout, const EngineSettings& sett
   const std::size_t weight = size_of(settings.formats.weights), gradient = size_of(settings.formats.gradients),
                     sum = size_of(settings.formats.rank_sums);
   HeldMemory memory{.device = held(turns.weights, all) * weight + held(turns.gradients, with_gradients) * gradient};
-  for (int unit = 0; unit < layout.units(); ++unit)
-    if (is_streamed(placement.unit(unit).weights)) memory.pinned += static_cast<std::size_t>(all(unit)) * weight;
-  if (placement.ranks == 1) return memory;
+  std::int64_t most_masters = 0;  // that travel, of a unit
+  for (int unit = 0; unit < layout.units(); ++unit) {
+    const ResidencyKind kind = placement.unit(unit).weights;
+    if (kind == ResidencyKind::streamed) memory.pinned += static_cast<std::size_t>(all(unit)) * weight;
+    if (kind == ResidencyKind::streamed_from_masters) most_masters = std::max(most_masters, all(unit));
+  }
+  if (placement.ranks == 1) {
+    if (most_masters > 0) memory.device += MasterCopies::device_bytes(most_masters);
+    return memory;
+  }
   // Elements of a unit's slices, of all that are gathered, and of the trained ones. Where the model writes gradients in
   // another format than sums have, all units have slices of them.
   std::int64_t weight_slices = 0;
@@ -209,8 +216,8 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
     plan.add(MemoryKind::pageable, "optimizer state", state_of(trained / static_cast<std::size_t>(ranks)));
     return plan;
   }
-  // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.
-  // Units that the host owns only take turns on the device.
+  // Units that the device owns have gradients there. Units that the host owns only take turns on the device. Weights in
+  // bf16 may be made of their masters for each use, whoever owns these.
   const bool narrow = formats.weights == DType::bf16;
   const std::size_t owned =
       device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(trained))
@@ -220,7 +227,7 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   plan.add(MemoryKind::device, "gradients", owned * gradient);
   if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
   plan.add(MemoryKind::pageable, "optimizer state", state_of(trained - owned));
-  const std::size_t others = (n - owned) * weight + (trained - owned) * gradient,
+  const std::size_t others = (n - (narrow ? trained : owned)) * weight + (trained - owned) * gradient,
                     there = std::min(others, beyond(*machine.device_memory, plan.total(MemoryKind::device)));
   plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);
   plan.add(MemoryKind::pageable, "weights and gradients", others - there);

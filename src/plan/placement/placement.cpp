@@ -84,7 +84,7 @@ std::string explain_residency(const PlacementInputs& in, const Choice& choice) {
         "{}layers whose optimizer state is on the GPU keep no bf16 weights: they are cast from the fp32 ones before "
         "each {}",
         in.ranks > 1 ? "gathered " : "", in.ranks > 1 ? "gather" : "use"));
-  if (choice.send_masters)
+  if (choice.send_masters && in.ranks > 1)
     ways.push_back(
         "nor do those whose optimizer state is on the host: a slice of the fp32 ones travels to each GPU before each "
         "gather");
@@ -94,9 +94,11 @@ std::string explain_residency(const PlacementInputs& in, const Choice& choice) {
                        : "sums of gradients of layers whose optimizer state is on the host are kept there, and come "
                          "back for each micro-batch");
   if (choice.streamed_units > 0)
-    ways.push_back(
-        fmt::format("weights of {} of the {} layers whose optimizer state is on the host are streamed from host memory",
-                    choice.streamed_units, most_streamed_units(units, choice.device_units)));
+    ways.push_back(fmt::format("weights of {} of the {} layers whose optimizer state is on the host are {}",
+                               choice.streamed_units, most_streamed_units(units, choice.device_units),
+                               choice.send_masters
+                                   ? "cast from the fp32 ones, which come from host memory before each use"
+                                   : "streamed from host memory"));
   if (choice.gathered_units > 0)
     ways.push_back(
         fmt::format("of the weights and gradients of {} of the {} layers each GPU keeps a slice of 1/{}, and the "

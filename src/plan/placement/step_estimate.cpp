@@ -132,7 +132,7 @@ CastSide choose_cast(const MachineRates& r, double state_bytes) {
 }
 
 bool is_possible(const PlacementInputs& in, const Counts& counts) {
-  if (in.ranks == 1) return !counts.send_masters;
+  if (in.ranks == 1) return !counts.send_masters || counts.streamed_units > 0;
   return counts.gathered_units > 0 || (!counts.cast_weights && !counts.send_masters);
 }
 

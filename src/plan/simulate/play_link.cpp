@@ -91,8 +91,9 @@ bool StepPlay::start_over_link() {
   link_task_ = schedule_.begin(link_.item);
   const int unit = pieces_.unit_of(link_.item);
   // Weights alone take their state one way, at half of both ways' rate.
-  const double bytes = 2 * run_.bytes.state + (moves_ ? run_.bytes.gradient : 0) +
-                       (streams(unit) && link_task_ != HostTask::follow ? run_.bytes.weight : 0);
+  const double bytes =
+      2 * run_.bytes.state + (moves_ ? run_.bytes.gradient : 0) +
+      (streams(unit) && !sends_masters(unit) && link_task_ != HostTask::follow ? run_.bytes.weight : 0);
   start(link_, link_.item, weigh(link_.item, bytes),
         {.lane = SimulatedLane::link, .work = SimulatedWork::over_link, .task = link_task_, .unit = unit});
   return true;

@@ -127,9 +127,11 @@ class StepPlay {
   void finish_over_link();
 
   // ---- Collectives (play_collectives.cpp) ----
-  // Whether the rank's slice of the unit's master weights goes to the device for each gather.
+  // Whether the unit's master weights go to the device for each use, or the rank's slice of them for each gather.
   bool sends_masters(int unit) const {
-    return placement().on_host(unit) && placement().unit(unit).weights == ResidencyKind::gathered_from_masters;
+    const ResidencyKind weights = placement().unit(unit).weights;
+    return placement().on_host(unit) &&
+           (weights == ResidencyKind::streamed_from_masters || weights == ResidencyKind::gathered_from_masters);
   }
   bool start_reduce();
   bool start_gather();
