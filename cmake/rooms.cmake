@@ -21,7 +21,7 @@ so_room(model APART /families/ USES device ops data data/tokenizer offload/sched
 so_room(plan/machine COLD USES device io ops optim ranks ranks/collectives offload/memory LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/simulate USES device offload/schedule)
 so_room(options COLD USES device io optim ranks/collectives LIBRARIES nlohmann_json::nlohmann_json)
-so_room(checkpoint COLD USES data device io ranks model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
+so_room(checkpoint COLD USES data device io optim ranks model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/memory COLD USES device ranks model offload offload/schedule offload/memory options checkpoint plan/machine)
 so_room(plan/placement USES ops model offload/schedule options plan/machine plan/simulate)
 so_room(plan COLD USES data device io ops optim ranks model offload offload/schedule offload/memory options plan/machine plan/memory

@@ -19,6 +19,7 @@
 #include "base/quantities.h"
 #include "checkpoint/export.h"
 #include "checkpoint/file_names.h"
+#include "checkpoint/moment_tensors.h"
 #include "checkpoint/rank_files.h"
 #include "checkpoint/source_model.h"
 #include "checkpoint/state_files.h"
@@ -108,24 +109,24 @@ std::vector<ShardReader::Request> requests_into(const std::vector<OffloadEngine:
   return requests;
 }
 
-// Loads a file that holds an fp32 tensor for each trained parameter: this rank's slices of them.
+// Loads a file that holds a tensor for each trained parameter (moment_tensors.h): this rank's slices of them.
 void load_state(StateArray array, const std::filesystem::path& file, OffloadEngine& engine, LoadingRing& ring,
                 Stream& stream, int readers) {
   const ParameterLayout& layout = engine.layout();
   const SafetensorsReader reader(file);
   const WeightForms forms = array == StateArray::master ? engine.forms(DType::f32) : engine.moment_forms();
   std::vector<ShardReader::Request> requests;
+  std::size_t tensors = 0;
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
     if (!parameter.trained) continue;
-    const TensorInfo& info = reader.info(parameter.name);
-    if (info.dtype != DType::f32 || info.shape != parameter.shape)
-      fail("{}: tensor '{}' is {} {}, expected float32 {}", file.string(), parameter.name, name_of(info.dtype),
-           shape_string(info.shape), shape_string(parameter.shape));
     requests.push_back({&reader, parameter.name, layout.range(p).begin, forms, nullptr, {}});
+    requests.back().codes = state_codes(reader, parameter, array);
+    tensors += requests.back().codes ? 2 : 1;
   }
-  if (reader.names().size() != requests.size())
-    fail("{}: holds {} tensors, the run trains {}", file.string(), reader.names().size(), requests.size());
+  if (reader.names().size() != tensors)
+    fail("{}: holds {} tensors, {} are expected of the {} that the run trains", file.string(), reader.names().size(),
+         tensors, requests.size());
   stream_tensors(ring, stream, requests_into(engine.state_places(array), std::move(requests)), readers, PageCache::drop,
                  NonFinite::refuse, "loading " + file.string(), [&](const WeightPiece& piece) {
                    if (array == StateArray::master)
@@ -204,7 +205,8 @@ CheckpointWriter::~CheckpointWriter() {
 std::uint64_t CheckpointWriter::bytes() const {
   const DType exported = engine_.formats().exported;
   const std::uint64_t model = exported_bytes(source_, exported);
-  return only_model_ ? model : model + state_bytes(engine_.layout().trained_parameter_elements(), exported);
+  return only_model_ ? model
+                     : model + state_file_bytes(engine_.layout().trained_parameter_elements(), engine_.formats());
 }
 
 void CheckpointWriter::start(const TrainerState& state, std::uint64_t room) {
@@ -372,7 +374,9 @@ void place_own(const std::filesystem::path& checkpoint, const ModelFiles& source
 
 void load_checkpoint(const std::filesystem::path& checkpoint, const ModelFiles& source, OffloadEngine& engine,
                      Stream& compute, ThreadPool& pool) {
-  const std::uint64_t bytes = state_bytes(engine.layout().trained_parameter_elements(), engine.formats().exported);
+  NumberFormats widest = engine.formats();  // that the files may have
+  widest.moments = DType::f32;
+  const std::uint64_t bytes = state_file_bytes(engine.layout().trained_parameter_elements(), widest);
   const TimeLimitAtLeast patience(engine.ranks(), seconds_for_files(bytes));
   together(engine.ranks(), [&] { place_own(checkpoint, source, engine, compute, pool); });
   engine.gather_placed(compute);

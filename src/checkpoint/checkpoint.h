@@ -25,9 +25,9 @@ class Stream;
 class ThreadPool;
 
 // A checkpoint directory holds a Hugging Face model (loadable as such), and by parameter, not by rank or bucket:
-// exp_avg.safetensors and exp_avg_sq.safetensors (AdamW's moments, fp32), master.safetensors (fp32 weights, unless the
-// model's own are), and trainer_state.json. Frozen parameters are in the model alone. It appears whole or not at all.
-// One of the model alone has neither moments nor master.safetensors, and its state says so.
+// exp_avg.safetensors and exp_avg_sq.safetensors (AdamW's moments as they are kept), master.safetensors (fp32 weights,
+// unless the model's own are), and trainer_state.json. Frozen parameters are in the model alone. It appears whole or
+// not at all. One of the model alone has neither moments nor master.safetensors, and its state says so.
 //
 // With several ranks each has a writer, all make the same calls, and all throw the same failure. Each rank writes its
 // slices into the same files, whose bytes do not depend on the ranks; rank 0 does everything else.

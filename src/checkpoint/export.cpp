@@ -22,6 +22,7 @@
 #include "io/checksums.h"
 #include "io/own_files.h"
 #include "offload/engine.h"
+#include "optim/moment_blocks.h"
 #include "ranks/together.h"
 
 namespace so {
@@ -85,8 +86,11 @@ std::uint64_t exported_bytes(const ParameterLayout& layout, DType exported) {
   return bytes;
 }
 
-std::uint64_t state_bytes(std::int64_t parameters, DType exported) {
-  return static_cast<std::uint64_t>(parameters) * sizeof(float) * (exported == DType::f32 ? 2 : 3);
+std::uint64_t state_file_bytes(std::int64_t parameters, const NumberFormats& formats) {
+  const std::size_t master = formats.exported == DType::f32 ? 0 : sizeof(float),
+                    scales = formats.moments == DType::u8 ? 2 * sizeof(float) : 0;
+  return static_cast<std::uint64_t>(parameters) * (master + 2 * size_of(formats.moments)) +
+         static_cast<std::uint64_t>(moment_blocks(parameters)) * scales;
 }
 
 std::string config_with_dtype(const std::string& config_json, DType dtype) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/number_formats.h"
 #include "io/hf_directory.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/parameter_layout.h"
@@ -74,8 +75,8 @@ std::uint64_t exported_bytes(const ModelFiles& source, DType exported);
 std::uint64_t exported_bytes(const ParameterLayout& layout, DType exported);
 
 // Bytes that a checkpoint of `parameters` trained parameters holds beside its model: fp32 masters unless the model is
-// exported in fp32, and two moments.
-std::uint64_t state_bytes(std::int64_t parameters, DType exported);
+// exported in fp32, and two moments, with scales of full blocks where they are in 8 bits.
+std::uint64_t state_file_bytes(std::int64_t parameters, const NumberFormats& formats);
 
 // Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a
 // temporary name, then file by file, config.json last. Throws Divergence, and changes nothing, if a weight is not

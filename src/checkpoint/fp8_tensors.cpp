@@ -52,7 +52,7 @@ std::vector<float> Fp8Tensors::read_scales(const std::string& name) const {
   return values;
 }
 
-std::shared_ptr<const Fp8Scales> Fp8Tensors::scales_of(const Parameter& p, const std::string& name) const {
+std::shared_ptr<const ByteCodes> Fp8Tensors::codes_of(const Parameter& p, const std::string& name) const {
   const TensorInfo* codes = directory_.contains(name) ? directory_.shard_of(name).find_fp8(name) : nullptr;
   if (codes == nullptr) return nullptr;
   const std::string file = printable_path(directory_.shard_of(name).path());
@@ -70,13 +70,13 @@ std::shared_ptr<const Fp8Scales> Fp8Tensors::scales_of(const Parameter& p, const
   const std::vector<std::int64_t>& shape = directory_.info(scales).shape;
   const std::vector<std::int64_t> by_block{fp8_blocks(p.shape[0], block_rows_), fp8_blocks(p.shape[1], block_columns_)};
   result.values = read_scales(scales);
-  if (result.values.size() == 1) return std::make_shared<const Fp8Scales>(std::move(result));
+  if (result.values.size() == 1) return std::make_shared<const Fp8Codes>(std::move(result));
   if (shape != by_block)
     fail("{}: tensor '{}' has shape {}; one scale, or {} of blocks of {} x {}, would fit '{}', which is {}",
          printable_path(directory_.shard_of(scales).path()), printable(scales), shape_string(shape),
          shape_string(by_block), block_rows_, block_columns_, printable(name), shape_string(p.shape));
   result.block_rows = block_rows_, result.block_columns = block_columns_;
-  return std::make_shared<const Fp8Scales>(std::move(result));
+  return std::make_shared<const Fp8Codes>(std::move(result));
 }
 
 std::string Fp8Tensors::matrix_of_scales(std::string_view tensor) {

@@ -19,7 +19,7 @@ class Fp8Tensors {
 
   // Reads the scales of a parameter whose tensor has that name; null if it is not in FP8. Throws Error that names file
   // and tensor if the scales are missing, of another shape or dtype, or not finite.
-  std::shared_ptr<const Fp8Scales> scales_of(const Parameter& parameter, const std::string& name) const;
+  std::shared_ptr<const ByteCodes> codes_of(const Parameter& parameter, const std::string& name) const;
 
   // The matrix whose scales a tensor has, or whose input's scale it has, by their names; empty: neither. An input's
   // scale is for computing in FP8, and nothing else.

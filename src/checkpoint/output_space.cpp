@@ -61,8 +61,8 @@ bool on_one_file_system(const fs::path& a, const fs::path& b) {
 
 }  // namespace
 
-SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType exported, const fs::path& directory,
-                       bool only_model) {
+SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, const NumberFormats& formats,
+                       const fs::path& directory, bool only_model) {
   std::uint64_t small = 0;
   if (!directory.empty()) {
     for (const std::string& name : auxiliary_files(directory)) {
@@ -73,7 +73,7 @@ SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType exp
   }
   SavedBytes saved;
   saved.model = weights + small;
-  saved.checkpoint = only_model ? saved.model : saved.model + state_bytes(parameters, exported);
+  saved.checkpoint = only_model ? saved.model : saved.model + state_file_bytes(parameters, formats);
   return saved;
 }
 

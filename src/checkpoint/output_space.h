@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/number_formats.h"
 #include "data/dataset.h"
 #include "model/spec.h"
 #include "options/train_options.h"
@@ -15,12 +16,12 @@
 namespace so {
 
 // Bytes of a model with its small files, as the run writes it at its end, and of a checkpoint: the model again, and
-// state_bytes(). `weights` is what exported_bytes() says of the model, `directory` that of the small files; empty for
-// none. `only_model`: a checkpoint is the model alone.
+// state_file_bytes(). `weights` is what exported_bytes() says of the model, `directory` that of the small files; empty
+// for none. `only_model`: a checkpoint is the model alone.
 struct SavedBytes {
   std::uint64_t model = 0, checkpoint = 0;
 };
-SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType exported,
+SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, const NumberFormats& formats,
                        const std::filesystem::path& directory, bool only_model = false);
 
 struct OutputSpace {

@@ -88,7 +88,7 @@ void require_equal(const HfDirectory& directory, const std::string& parameter, c
 ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayout& layout,
                                const std::vector<Copy>& copies, const std::string& model, const StoredNames& names) {
   std::vector<bool> packed(static_cast<std::size_t>(layout.count()));
-  std::vector<std::shared_ptr<const Fp8Scales>> fp8(static_cast<std::size_t>(layout.count()));
+  std::vector<std::shared_ptr<const ByteCodes>> fp8(static_cast<std::size_t>(layout.count()));
   const Fp8Tensors in_fp8(directory);
   for (int i = 0; i < layout.count(); ++i) {
     const Parameter& p = layout.parameter(i);
@@ -100,7 +100,7 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
       ++quantised_;
       continue;
     }
-    if (auto found = in_fp8.scales_of(p, name)) {
+    if (auto found = in_fp8.codes_of(p, name)) {
       fp8[static_cast<std::size_t>(i)] = std::move(found);
       ++in_fp8_;
       continue;
@@ -121,7 +121,7 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
       const std::string parameter = names.parameter(name);
       if (const int i = layout.find(parameter); i >= 0) {
         requests_.push_back({&shard, name, layout.range(i).begin, {}, nullptr, {}});
-        requests_.back().fp8 = fp8[static_cast<std::size_t>(i)];
+        requests_.back().codes = fp8[static_cast<std::size_t>(i)];
         continue;
       }
       if (const int i = packed_at(without(parameter, blocks_suffix)); i >= 0) {
@@ -154,7 +154,7 @@ std::vector<ShardReader::Request> ParameterFiles::requests(
   std::vector<ShardReader::Request> requests = requests_;
   // MXFP4 is widened to values that bf16 can hold, FP8 by its scales to such that only fp32 can.
   const auto stored = [](const ShardReader::Request& r) {
-    if (r.fp8) return DType::f32;
+    if (r.codes) return DType::f32;
     return r.scales.empty() ? r.file->info(r.tensor).dtype : DType::bf16;
   };
   for (ShardReader::Request& r : requests) r.forms = forms(stored(r));

@@ -1,9 +1,12 @@
-// The large files of a checkpoint: its model's weights, fp32 weights and moments.
+// The large files of a checkpoint: its model's weights, fp32 weights, and moments as they are kept: in fp32, in bf16,
+// or as 8-bit codes (optim/moment_blocks.h), of u8, with a tensor NAME + moment_scales_suffix of their blocks' scales,
+// fp32.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,10 +37,13 @@ class StateFiles {
  private:
   struct Array {
     StateArray array;
+    DType dtype;
     const char* file;
     SafetensorsWriter writer;
   };
   void write(Array& array, const Bucket& bucket);
+  // Of a parameter, from `element` of it on, where a block begins if they are to be codes.
+  void write_values(Array& array, const std::string& name, std::int64_t element, std::span<const float> values);
 
   OffloadEngine& engine_;
   const std::filesystem::path destination_;

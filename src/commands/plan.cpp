@@ -298,7 +298,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
                hardware.one_memory ? usable_host(machine).available : caps.host.value_or(hardware.host_memory)};
   step.device = {plan.memory.total(MemoryKind::device), machine.device_memory.value_or(step.host.available)};
   step.disk = saved_bytes(exported_bytes(layout, plan.engine.formats.exported), layout.trained_parameter_elements(),
-                          plan.engine.formats.exported, "");
+                          plan.engine.formats, "");
   if (options.json)
     print_json(to_json(step).dump());
   else

@@ -394,7 +394,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   const std::optional<SampleRequest>& samples = opened.samples;
   const std::uint64_t export_bytes =
       model ? exported_bytes(*model, asked.formats.exported) : exported_bytes(asked.layout, asked.formats.exported);
-  const SavedBytes saved = saved_bytes(export_bytes, asked.layout.trained_parameter_elements(), asked.formats.exported,
+  const SavedBytes saved = saved_bytes(export_bytes, asked.layout.trained_parameter_elements(), asked.formats,
                                        options.model, options.save_only_model);
   const RunData data = open_data(asked, *opened.encoder, saved);
   BatchIterator batches(data.training, batch_options(options, asked.groups));

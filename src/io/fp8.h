@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
+#include "io/byte_codes.h"
 
 namespace so {
 
@@ -22,5 +24,16 @@ struct Fp8Scales {
 // gives NaN.
 void dequantise_fp8(const Fp8Scales& scales, std::int64_t begin, std::span<const std::uint8_t> codes, float* wide,
                     bf16* narrow);
+
+class Fp8Codes final : public ByteCodes {
+ public:
+  explicit Fp8Codes(Fp8Scales scales) : scales_(std::move(scales)) {}
+  void decode(std::int64_t begin, std::span<const std::uint8_t> codes, float* wide, bf16* narrow) const override {
+    dequantise_fp8(scales_, begin, codes, wide, narrow);
+  }
+
+ private:
+  const Fp8Scales scales_;
+};
 
 }  // namespace so

@@ -139,7 +139,7 @@ struct ShardReader::State {
   void read_packed(const Task& task, std::unique_lock<std::mutex>& lock);
   WeightPiece read(const Part& part, void* slot) const;
   void read_some(const Part& part, float* wide, bf16* narrow) const;
-  void read_fp8(const Part& part, float* wide, bf16* narrow) const;
+  void read_codes(const Part& part, float* wide, bf16* narrow) const;
   WeightPiece unpack(const Part& part, void* slot) const;
   void read_chunk(const Packed& packed, std::size_t chunk) const;
   void judge(const Part& part, const void* values, DType stored) const;
@@ -175,7 +175,7 @@ void ShardReader::State::add_plain(std::size_t request) {
   add_waiting_parts();
   const Request& r = requests[request];
   const TensorInfo& info = r.info();
-  SO_CHECK(r.fp8 || info.dtype == DType::f32 || info.dtype == DType::bf16 || info.dtype == DType::f16, "'{}' is {}",
+  SO_CHECK(r.codes || info.dtype == DType::f32 || info.dtype == DType::bf16 || info.dtype == DType::f16, "'{}' is {}",
            r.tensor, name_of(info.dtype));
   const std::size_t width = size_of(info.dtype), elements = static_cast<std::size_t>(info.bytes()) / width;
   const auto first = static_cast<std::size_t>(r.first),
@@ -183,8 +183,8 @@ void ShardReader::State::add_plain(std::size_t request) {
   SO_CHECK(first <= last && last <= elements, "elements [{}, {}) of '{}', which has {}", r.first, r.last, r.tensor,
            elements);
   total_bytes += (last - first) * width;
-  // The file's own elements are read into one of the two, but for FP8's.
-  const bool reads_wide = !r.fp8 && info.dtype == DType::f32, reads_narrow = !r.fp8 && info.dtype != DType::f32;
+  // The file's own elements are read into one of the two, but for codes.
+  const bool reads_wide = !r.codes && info.dtype == DType::f32, reads_narrow = !r.codes && info.dtype != DType::f32;
   layouts.emplace_back((r.forms.wide || reads_wide) && r.wide_to == nullptr,
                        (r.forms.narrow || reads_narrow) && r.narrow_to == nullptr, ring.slot_bytes());
   const std::size_t piece = layouts.back().elements;
@@ -317,11 +317,11 @@ void ShardReader::State::judge(const Part& part, const void* values, DType store
   if (!warned[part.request].test_and_set()) log_warning("{}", found);
 }
 
-void ShardReader::State::read_fp8(const Part& part, float* wide, bf16* narrow) const {
+void ShardReader::State::read_codes(const Part& part, float* wide, bf16* narrow) const {
   const Request& request = requests[part.request];
   std::vector<std::uint8_t> codes(part.size);
   read_bytes(*request.file, request.tensor, part.begin, std::as_writable_bytes(std::span(codes)));
-  dequantise_fp8(*request.fp8, static_cast<std::int64_t>(part.begin), codes, wide, narrow);
+  request.codes->decode(static_cast<std::int64_t>(part.begin), codes, wide, narrow);
   if (wide != nullptr) judge(part, wide, DType::f32);
   if (wide == nullptr && narrow != nullptr) judge(part, narrow, DType::bf16);
 }
@@ -329,7 +329,8 @@ void ShardReader::State::read_fp8(const Part& part, float* wide, bf16* narrow) c
 // `narrow` has the file's elements where they are no fp32, and takes bf16.
 void ShardReader::State::read_some(const Part& part, float* wide, bf16* narrow) const {
   const Request& request = requests[part.request];
-  if (request.fp8) return read_fp8(part, request.forms.wide ? wide : nullptr, request.forms.narrow ? narrow : nullptr);
+  if (request.codes)
+    return read_codes(part, request.forms.wide ? wide : nullptr, request.forms.narrow ? narrow : nullptr);
   const DType stored = request.file->info(request.tensor).dtype;
   void* const raw = stored == DType::f32 ? static_cast<void*>(wide) : narrow;
   const std::size_t n = part.size;
@@ -353,7 +354,7 @@ WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
   const std::size_t before = part.begin - static_cast<std::size_t>(request.first);
   float* const wide = request.wide_to != nullptr ? request.wide_to + before : layout.wide(slot);
   bf16* const narrow = request.narrow_to != nullptr ? request.narrow_to + before : layout.narrow(slot);
-  const std::size_t width = size_of(request.info().dtype), widest = request.fp8 ? sizeof(float) : width;
+  const std::size_t width = size_of(request.info().dtype), widest = request.codes ? sizeof(float) : width;
   Part some = part;
   for (std::size_t done = 0; done < part.size; done += some.size) {
     some.begin = part.begin + done;

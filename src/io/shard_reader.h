@@ -13,7 +13,7 @@
 
 #include "base/weight_piece.h"
 #include "device/device.h"
-#include "io/fp8.h"
+#include "io/byte_codes.h"
 #include "io/safetensors.h"
 
 namespace so {
@@ -64,8 +64,8 @@ enum class NonFinite : std::uint8_t { refuse, warn };
 // The reader. One thread calls.
 class ShardReader {
  public:
-  // A tensor, of f32, bf16 or f16. Or one in FP8 (io/fp8.h), [rows, columns], of which elements are given out as they
-  // are with their scales; or one in MXFP4 (io/mxfp4.h), which is two tensors of u8: `tensor` are its
+  // A tensor, of f32, bf16 or f16. Or one of codes (io/byte_codes.h), of F8_E4M3 or u8, of which elements are given out
+  // as the numbers that they mean; or one in MXFP4 (io/mxfp4.h), which is two tensors of u8: `tensor` are its
   // blocks [matrices, rows, columns / 32, 16], `scales` [matrices, rows, columns / 32]; what is given out are its
   // elements as [matrices, columns, rows]. Files must outlive the reader.
   struct Request {
@@ -82,9 +82,12 @@ class ShardReader {
     // made there, and does not pass through the ring. Readers write it ahead of the pieces that say so.
     float* wide_to = nullptr;
     bf16* narrow_to = nullptr;
-    std::shared_ptr<const Fp8Scales> fp8;  // null: the tensor is not in FP8
+    std::shared_ptr<const ByteCodes> codes;  // null: the tensor's elements are numbers
 
-    const TensorInfo& info() const { return fp8 ? *file->find_fp8(tensor) : file->info(tensor); }
+    const TensorInfo& info() const {
+      const TensorInfo* const fp8 = codes ? file->find_fp8(tensor) : nullptr;
+      return fp8 ? *fp8 : file->info(tensor);
+    }
   };
 
   // Starts reading, in the order given, with at most `readers` threads. A quantised matrix is read once, whole, and

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
 
 #include "base/error.h"
@@ -59,6 +60,56 @@ TEST_P(Checkpoints, RoundTripIsBitForBit) {
       EXPECT_EQ(state.data_key, 0xfedcba9876543210u);
       EXPECT_EQ(state.sampler, (SamplerState{2, 17}));
     }
+}
+
+// What another format has written is read, and moments that went through a wider one and back are the same: bf16 holds
+// what 8 bits do.
+TEST_P(Checkpoints, MomentsAreReadInAnyFormat) {
+  for (const DType kept : {DType::bf16, DType::u8}) {
+    SCOPED_TRACE(name_of(kept));
+    EngineOfModel model(model_directory("llama-bias"), nullptr, GetParam(), kept);
+    model.fill(2);
+    const auto before = model.bits();
+    for (const DType other : {DType::f32, DType::bf16, DType::u8}) {
+      std::filesystem::remove_all(temporary_ / "checkpoint-7");
+      EngineOfModel through(model_directory("llama-bias"), nullptr, GetParam(), other, 512, Owner::device);
+      through.load_checkpoint(write(model));
+      std::filesystem::remove_all(temporary_ / "checkpoint-7");
+      EngineOfModel back(model_directory("llama-bias"), nullptr, GetParam(), kept);
+      back.load_checkpoint(write(through));
+      EXPECT_EQ(back.bits() == before, kept == DType::u8 || other != DType::u8) << name_of(other);
+    }
+    std::filesystem::remove_all(temporary_ / "checkpoint-7");
+  }
+}
+
+TEST_P(Checkpoints, ScalesThatAreNoneAreRefused) {
+  EngineOfModel model(model_directory("llama-bias"), nullptr, GetParam(), DType::u8);
+  model.fill(5);
+  const auto path = write(model);
+  const auto file = path / "exp_avg.safetensors";
+  for (const char* fault : {"missing", "dtype", "shape", "negative", "infinite"}) {
+    SCOPED_TRACE(fault);
+    std::vector<RawTensor> tensors;
+    for (const Parameter& p : model.layout().parameters()) {
+      const auto elements = static_cast<std::size_t>(p.size()), blocks = (elements + 255) / 256;
+      tensors.push_back({p.name, "U8", p.shape, std::string(elements, '\1')});
+      RawTensor scales{
+          p.name + ".moment_scales", "F32", {static_cast<std::int64_t>(blocks)}, std::string(4 * blocks, '\0')};
+      if (p.name == model.layout().parameter(3).name) {
+        const float bad = fault == std::string("negative") ? -1.0f : std::numeric_limits<float>::infinity();
+        if (fault == std::string("missing")) continue;
+        if (fault == std::string("dtype")) scales.dtype = "I32";
+        if (fault == std::string("shape")) scales.shape = {1, static_cast<std::int64_t>(blocks)};
+        if (fault == std::string("negative") || fault == std::string("infinite"))
+          std::memcpy(scales.bytes.data(), &bad, sizeof bad);
+      }
+      tensors.push_back(std::move(scales));
+    }
+    write_safetensors(file, tensors);
+    expect_in(refusal([&] { model.load_checkpoint(path); }),
+              {file.string(), model.layout().parameter(3).name + ".moment_scales"});
+  }
 }
 
 TEST_P(Checkpoints, SaveBesideAStepHoldsTheStateBeforeIt) {

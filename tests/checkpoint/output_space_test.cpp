@@ -131,11 +131,17 @@ TEST(OutputSpace, AnEarlierRunMakesRoom) {
 }
 
 TEST(OutputSpace, CheckpointsHoldWhatTheDtypeAsks) {
-  EXPECT_EQ(saved_bytes(2000, 1000, DType::bf16, "").model, 2000u);
-  EXPECT_EQ(saved_bytes(2000, 1000, DType::bf16, "").checkpoint, 14000u);
-  EXPECT_EQ(saved_bytes(2000, 1000, DType::bf16, "", /*only_model=*/true).checkpoint, 2000u);
-  EXPECT_EQ(saved_bytes(4000, 1000, DType::f32, "").model, 4000u);
-  EXPECT_EQ(saved_bytes(4000, 1000, DType::f32, "").checkpoint, 12000u);
+  const NumberFormats narrow = model_formats(DType::bf16), wide = model_formats(DType::f32);
+  EXPECT_EQ(saved_bytes(2000, 1000, narrow, "").model, 2000u);
+  EXPECT_EQ(saved_bytes(2000, 1000, narrow, "").checkpoint, 14000u);
+  EXPECT_EQ(saved_bytes(2000, 1000, narrow, "", /*only_model=*/true).checkpoint, 2000u);
+  EXPECT_EQ(saved_bytes(4000, 1000, wide, "").model, 4000u);
+  EXPECT_EQ(saved_bytes(4000, 1000, wide, "").checkpoint, 12000u);
+  NumberFormats kept = narrow;
+  kept.moments = DType::bf16;
+  EXPECT_EQ(saved_bytes(2000, 1000, kept, "").checkpoint, 10000u);
+  kept.moments = DType::u8;
+  EXPECT_EQ(saved_bytes(2000, 1000, kept, "").checkpoint, 8000u + 4 * 8) << "four blocks have two scales each";
 }
 
 // Caches that go where the program's tests have their files; `most` and `bytes` are of the free space there.

@@ -175,15 +175,14 @@ TEST_F(ResumedRun, NarrowMomentsAreSteppedAndResumedAlike) {
     EXPECT_EQ(steps_of(temporary_ / (format + "resumed")), count_to(6));
     expect_same_end(format + "resumed", format + "reference");
 
-    // The files hold values of that format, not all zeros, as fp32: the lower half of each is empty.
+    // The files hold them in that format, not all zeros.
     for (const char* file : {"exp_avg.safetensors", "exp_avg_sq.safetensors"}) {
       std::int64_t filled = 0;
       for (const auto& [name, tensor] : read_safetensors(checkpoint(format + "reference", 6) / file)) {
-        EXPECT_EQ(tensor.dtype, "F32") << name;
-        for (const float value : tensor.values) {
-          ASSERT_EQ(std::bit_cast<std::uint32_t>(value) & 0xffffu, 0u) << name;
-          filled += value != 0;
-        }
+        const bool scales = name.ends_with(".moment_scales");
+        EXPECT_EQ(tensor.dtype, scales ? "F32" : format == "bf16" ? "BF16" : "U8") << name;
+        if (scales) continue;
+        filled += std::count_if(tensor.values.begin(), tensor.values.end(), [](float value) { return value != 0; });
       }
       EXPECT_GT(filled, 0) << file;
     }

@@ -113,7 +113,7 @@ class Fp8Stream : public testing::Test {
     for (const auto& [name, scales, size] :
          {std::tuple{"a", &by_block_.scales, 51000}, {"plain", nullptr, 3}, {"b", &whole_.scales, 5005}}) {
       all.push_back({&file, name, at, forms});
-      if (scales != nullptr) all.back().fp8 = std::make_shared<const Fp8Scales>(*scales);
+      if (scales != nullptr) all.back().codes = std::make_shared<const Fp8Codes>(*scales);
       at += size;
     }
     return all;

@@ -53,11 +53,15 @@ inline StoredTensors read_safetensors(const std::filesystem::path& path) {
     std::size_t count = 1;
     for (const std::int64_t d : t.shape) count *= static_cast<std::size_t>(d);
     const std::size_t begin = entry.at("data_offsets").at(0), end = entry.at("data_offsets").at(1);
-    const std::size_t width = t.dtype == "F32" ? 4 : t.dtype == "BF16" ? 2 : 0;
+    const std::size_t width = t.dtype == "F32" ? 4 : t.dtype == "BF16" ? 2 : t.dtype == "U8" ? 1 : 0;
     if (width == 0 || end - begin != count * width || data + end > bytes.size())
       throw std::runtime_error(path.string() + ": " + name + ": dtype " + t.dtype + " or its size");
     t.values.resize(count);
     for (std::size_t i = 0; i < count; ++i) {
+      if (width == 1) {
+        t.values[i] = static_cast<unsigned char>(bytes[data + begin + i]);
+        continue;
+      }
       std::uint32_t bits = 0;
       std::memcpy(reinterpret_cast<char*>(&bits) + (4 - width), bytes.data() + data + begin + i * width, width);
       t.values[i] = std::bit_cast<float>(bits);

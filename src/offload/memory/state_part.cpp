@@ -1,39 +1,16 @@
 #include "offload/memory/state_part.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstddef>
 
 #include "base/bf16_arrays.h"
 #include "base/error.h"
+#include "optim/moment_codec.h"
 
 namespace so {
 namespace {
 
-using CodeValues = std::array<float, 256>;  // of the scale
-
-template <class Value>
-CodeValues code_values(const Value& value) {
-  CodeValues values{};
-  for (std::size_t code = 0; code < values.size(); ++code) values[code] = value(static_cast<std::uint8_t>(code), 1.0f);
-  return values;
-}
-
-const CodeValues& values_of(StateArray moment) {
-  static const CodeValues first = code_values(first_moment_value), second = code_values(second_moment_value);
-  return moment == StateArray::first_moment ? first : second;
-}
-
-void encode_block(StateArray moment, std::span<const float> from, std::uint8_t* codes, float* scale) {
-  const MomentScale found(largest_magnitude(from));
-  *scale = found.value;
-  if (moment == StateArray::first_moment)
-    for (std::size_t i = 0; i < from.size(); ++i) codes[i] = first_moment_code(from[i], found, FirstMomentCodes::half);
-  else
-    for (std::size_t i = 0; i < from.size(); ++i)
-      codes[i] = second_moment_code(from[i], found, SecondMomentCodes::half);
-}
+Moment moment_of(StateArray array) { return array == StateArray::first_moment ? Moment::first : Moment::second; }
 
 }  // namespace
 
@@ -92,15 +69,11 @@ void StatePart::decode(std::span<float> to) const {
   SO_CHECK(static_cast<std::int64_t>(to.size()) == size(), "{} numbers of {}", to.size(), size());
   if (values_.dtype() == DType::f32) return (void)std::copy_n(values_.as<float>(), to.size(), to.data());
   if (values_.dtype() == DType::bf16) return widen_bf16(values_.as<bf16>(), to.data(), to.size());
-  const CodeValues& values = values_of(moment_);
   const auto* const codes = values_.as<std::uint8_t>();
   std::fill(to.begin(), to.end(), 0.0f);
   for (const Run& run : runs_)
-    for (std::int64_t i = run.elements.begin; i < run.elements.end; ++i) {
-      const float scale = scales_[run.first_scale + (run.in_block + i - run.elements.begin) / moment_block],
-                  value = values[codes[i]];
-      to[static_cast<std::size_t>(i)] = std::isinf(scale) ? std::copysign(scale, value) : value * scale;
-    }
+    decode_moments(moment_of(moment_), {codes + run.elements.begin, static_cast<std::size_t>(run.elements.size())},
+                   scales_ + run.first_scale, run.in_block, to.data() + run.elements.begin);
 }
 
 void StatePart::encode(std::span<const float> from) const {
@@ -110,12 +83,10 @@ void StatePart::encode(std::span<const float> from) const {
   auto* const codes = values_.as<std::uint8_t>();
   for (const Run& run : runs_) {
     SO_CHECK(run.in_block == 0, "a part begins {} elements after a block does", run.in_block);
-    float* scale = scales_ + run.first_scale;
-    for (std::int64_t i = run.elements.begin; i < run.elements.end; i += moment_block) {
-      const std::int64_t count = std::min(moment_block, run.elements.end - i);
-      encode_block(moment_, from.subspan(static_cast<std::size_t>(i), static_cast<std::size_t>(count)), codes + i,
-                   scale++);
-    }
+    encode_moments(
+        moment_of(moment_),
+        from.subspan(static_cast<std::size_t>(run.elements.begin), static_cast<std::size_t>(run.elements.size())),
+        codes + run.elements.begin, scales_ + run.first_scale);
   }
 }
 
