@@ -78,7 +78,6 @@ TEST(GatheredMemory, WhatDoesNotGoTogetherIsRefused) {
   settings.counts.cast_weights = false;
   settings.counts.send_masters = true;
   refused(2, settings);
-  refused(1, settings);
 }
 
 }  // namespace
