@@ -40,7 +40,7 @@ struct Tensors {
   std::vector<int> groups;
 };
 
-// Of AdamW's moments in so many bits.
+// The format of AdamW's moments that have so many bits.
 DType moments_dtype(int bits) {
   SO_CHECK(bits == 32 || bits == 16 || bits == 8, "moments in {} bits", bits);
   return bits == 32 ? DType::f32 : bits == 16 ? DType::bf16 : DType::u8;

@@ -12,9 +12,9 @@ namespace so {
 
 enum class StateArray : std::uint8_t;
 
-// What reads a parameter's tensor if it holds 8-bit moments; null if it holds numbers. Masters are fp32, moments that
-// or bf16. Reads the scales. Throws Error that names file and tensor where a tensor is of another format or shape, or
-// its scales are missing, not finite or below 0.
+// Returns what decodes a parameter's tensor if it holds 8-bit moments; null if it holds numbers, which are fp32, or
+// bf16 if they are moments. Reads the scales. Throws Error that names file and tensor where a tensor is of another
+// format or shape, or its scales are missing, not finite or below 0.
 std::shared_ptr<const ByteCodes> state_codes(const SafetensorsReader& file, const Parameter& parameter,
                                              StateArray array);
 

@@ -22,7 +22,7 @@ constexpr std::string_view word_of(StateArray array) {
   return array == StateArray::master ? "weight" : array == StateArray::first_moment ? "first moment" : "second moment";
 }
 
-// Of one array's file.
+// The tensors of one array's file.
 std::vector<TensorSpec> specs_of(const ParameterLayout& layout, DType dtype) {
   std::vector<TensorSpec> specs = trained_specs(layout, dtype);
   if (dtype != DType::u8) return specs;

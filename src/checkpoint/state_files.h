@@ -42,7 +42,7 @@ class StateFiles {
     SafetensorsWriter writer;
   };
   void write(Array& array, const Bucket& bucket);
-  // Of a parameter, from `element` of it on, where a block begins if they are to be codes.
+  // Writes values of a parameter from its `element` on, at which a block begins if they become codes.
   void write_values(Array& array, const std::string& name, std::int64_t element, std::span<const float> values);
 
   OffloadEngine& engine_;

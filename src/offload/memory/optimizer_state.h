@@ -45,7 +45,7 @@ class OptimizerState final : public StatePlaces {
   // From `element` of the flat range on, which lies in `bucket`, one of the owner's.
   AdamWState at(const Bucket& bucket, std::int64_t element) const;
   float* master(const Bucket& bucket, std::int64_t element) const;
-  // Of `range`, which lies in the bucket.
+  // The part of an array that has the elements of `range`, which lies in the bucket.
   StatePart part(StateArray array, const Bucket& bucket, Range range) const;
   // The memory of all that the bucket has, one array's behind another's, scales last; in the same order in other places
   // and in memory of this size for any of the buckets, which places_of_arrays() lists.
@@ -80,7 +80,7 @@ class OptimizerState final : public StatePlaces {
   int place_of(const Bucket& bucket) const { return places_[static_cast<std::size_t>(bucket.index())]; }
   std::byte* at(std::size_t array, int place, const Extent& before) const;
   std::vector<std::span<std::byte>> arrays_in(int place, const Bucket& bucket) const;
-  // Of the bucket's, up to an element.
+  // What of the bucket lies before an element.
   Extent before(const Bucket& bucket, std::int64_t element) const;
 
   const ParameterLayout& layout_;
