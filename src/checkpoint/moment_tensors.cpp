@@ -67,7 +67,7 @@ std::shared_ptr<const ByteCodes> state_codes(const SafetensorsReader& file, cons
          shape_string(parameter.shape));
   if (info.dtype != DType::u8) return nullptr;
   return std::make_shared<const StoredMoments>(
-      array == StateArray::first_moment ? Moment::first : Moment::second,
+      moment_of(array),
       read_scales(file, parameter.name + std::string(moment_scales_suffix), moment_blocks(parameter.size())));
 }
 

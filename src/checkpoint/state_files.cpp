@@ -82,8 +82,7 @@ void StateFiles::write_values(Array& array, const std::string& name, std::int64_
   SO_CHECK(element % moment_block == 0, "codes of '{}' from element {} on", name, element);
   std::vector<std::uint8_t> codes(values.size());
   std::vector<float> scales(static_cast<std::size_t>(moment_blocks(std::ssize(values))));
-  encode_moments(array.array == StateArray::first_moment ? Moment::first : Moment::second, values, codes.data(),
-                 scales.data());
+  encode_moments(moment_of(array.array), values, codes.data(), scales.data());
   array.writer.write(name, at, std::as_bytes(std::span(codes)));
   array.writer.write(name + std::string(moment_scales_suffix),
                      static_cast<std::uint64_t>(element / moment_block) * sizeof(float),

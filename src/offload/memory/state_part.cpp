@@ -5,15 +5,8 @@
 
 #include "base/bf16_arrays.h"
 #include "base/error.h"
-#include "optim/moment_codec.h"
 
 namespace so {
-namespace {
-
-Moment moment_of(StateArray array) { return array == StateArray::first_moment ? Moment::first : Moment::second; }
-
-}  // namespace
-
 StatePart::StatePart(StateArray moment, Tensor codes, float* scales, const ParameterLayout& layout, Range range)
     : values_(codes), moment_(moment), scales_(scales) {
   SO_CHECK(moment != StateArray::master && codes.dtype() == DType::u8 && codes.size() == range.size(),

@@ -7,11 +7,17 @@
 
 #include "base/tensor.h"
 #include "offload/schedule/parameter_layout.h"
+#include "optim/moment_codec.h"
 #include "optim/moments.h"
 
 namespace so {
 
 enum class StateArray : std::uint8_t { master, first_moment, second_moment };
+
+// Which moment an array holds that is no array of masters.
+constexpr Moment moment_of(StateArray array) {
+  return array == StateArray::first_moment ? Moment::first : Moment::second;
+}
 
 // Consecutive elements: numbers, or 8-bit codes with their blocks' scales (optim/moment_blocks.h), of which padding
 // between parameters has none and is 0. A value: the memory is someone else's.
