@@ -1,4 +1,4 @@
-"""The installed package: where it is, its version, and the command that it brings."""
+"""The installed package: where it is, its version, the command that it brings, and what that is started with."""
 import importlib.metadata
 import importlib.util
 import os
@@ -7,7 +7,9 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 import unittest
+from unittest import mock
 
 import superoffload
 from superoffload import program
@@ -67,6 +69,53 @@ class Command(unittest.TestCase):
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         self.assertEqual(ended.returncode, 1)
         self.assertEqual(ended.stderr, "superoffload: /no/such: No such file or directory; install the package again\n")
+
+
+class Environment(unittest.TestCase):
+    """Of the program: where it finds NVIDIA's packages that are not beside its own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.own, self.other = (pathlib.Path(folder.name) / name for name in ("own", "other"))
+        here = str(self.own / "superoffload" / "program.py")
+        for patch in (mock.patch.object(sys, "path", [str(self.own), *sys.path, str(self.other)]),
+                      mock.patch.object(program, "__file__", here), mock.patch.dict(os.environ)):
+            patch.start()
+            self.addCleanup(patch.stop)
+        os.environ.pop("LD_LIBRARY_PATH", None)
+
+    def install(self, site, *packages):
+        folders = [site / "nvidia" / package / "lib" for package in packages]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        importlib.invalidate_caches()
+        return [str(folder) for folder in folders]
+
+    def libraries(self):
+        return program.environment().get("LD_LIBRARY_PATH")
+
+    def test_has_nvidias_packages_of_an_environment_below(self):
+        others = self.install(self.other, "cu13", "cudnn")
+        self.assertEqual(self.libraries(), ":".join(others))
+        os.environ["LD_LIBRARY_PATH"] = "/opt/lib"
+        self.assertEqual(self.libraries(), ":".join([*others, "/opt/lib"]))
+        os.environ["LD_LIBRARY_PATH"] = ""  # an empty entry is the working directory
+        self.assertEqual(self.libraries(), ":".join(others))
+
+    def test_has_those_of_its_own_environment_first(self):
+        others = self.install(self.other, "cu13", "cudnn", "nccl")
+        own = self.install(self.own, "cu13", "cudnn")
+        self.assertEqual(self.libraries(), ":".join(own + others))
+
+    def test_leaves_packages_beside_the_program_to_it(self):
+        self.assertIsNone(self.libraries())
+        self.install(self.own, "cu13", "cudnn")
+        self.assertIsNone(self.libraries())
+
+    def test_has_no_packages_of_cuda_12(self):
+        self.install(self.other, "cublas", "cudnn")
+        self.assertIsNone(self.libraries())
 
 
 if __name__ == "__main__":
