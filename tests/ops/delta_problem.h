@@ -10,6 +10,7 @@
 #include "support/on_gpu.h"
 #include "support/random_tensors.h"
 #include "support/rig.h"
+#include "support/sanitized.h"
 
 namespace so::test {
 
@@ -81,15 +82,16 @@ struct DeltaHead {
   std::size_t gate_at(std::int64_t n) const { return static_cast<std::size_t>((begin + n) * c.v_heads + head); }
 
   // states[n] is S before token n. Returns them.
-  std::vector<DeltaValues> forward() const {
+  SO_NOT_SANITIZED std::vector<DeltaValues> forward() const {
     const auto k_dim = static_cast<std::size_t>(c.k_dim), v_dim = static_cast<std::size_t>(c.v_dim);
     std::vector<DeltaValues> states(static_cast<std::size_t>(length) + 1, DeltaValues(k_dim * v_dim, 0.0));
     for (std::int64_t n = 0; n < length; ++n) {
-      const DeltaValues& before = states[static_cast<std::size_t>(n)];
-      DeltaValues& after = states[static_cast<std::size_t>(n) + 1];
+      const double* before = states[static_cast<std::size_t>(n)].data();
+      double* after = states[static_cast<std::size_t>(n) + 1].data();
       const double left = std::exp(in.decay[gate_at(n)]), rate = in.rate[gate_at(n)];
       const double *k = &in.k[k_at(n)], *q = &in.q[k_at(n)], *v = &in.v[v_at(n)];
-      DeltaValues read(v_dim, 0.0);
+      DeltaValues reads(v_dim, 0.0);
+      double* read = reads.data();
       for (std::size_t i = 0; i < k_dim; ++i)
         for (std::size_t j = 0; j < v_dim; ++j) read[j] += left * before[i * v_dim + j] * k[i];
       double* out = &to.out[v_at(n)];
@@ -103,15 +105,18 @@ struct DeltaHead {
     return states;
   }
 
-  void backward(const std::vector<DeltaValues>& states) const {
+  SO_NOT_SANITIZED void backward(const std::vector<DeltaValues>& states) const {
     const auto k_dim = static_cast<std::size_t>(c.k_dim), v_dim = static_cast<std::size_t>(c.v_dim);
-    DeltaValues dstate(k_dim * v_dim, 0.0);
+    DeltaValues dstates(k_dim * v_dim, 0.0);
+    double* dstate = dstates.data();
     for (std::int64_t n = length - 1; n >= 0; --n) {
-      const DeltaValues &before = states[static_cast<std::size_t>(n)], &after = states[static_cast<std::size_t>(n) + 1];
+      const double *before = states[static_cast<std::size_t>(n)].data(),
+                   *after = states[static_cast<std::size_t>(n) + 1].data();
       const double left = std::exp(in.decay[gate_at(n)]), rate = in.rate[gate_at(n)];
       const double *k = &in.k[k_at(n)], *q = &in.q[k_at(n)], *v = &in.v[v_at(n)], *dout = &in.dout[v_at(n)];
       double *dq = &to.dq[k_at(n)], *dk = &to.dk[k_at(n)];
-      DeltaValues read(v_dim, 0.0), dlearned(v_dim, 0.0);
+      DeltaValues reads(v_dim, 0.0), learned_gradients(v_dim, 0.0);
+      double *read = reads.data(), *dlearned = learned_gradients.data(), *dv = &to.dv[v_at(n)];
       for (std::size_t i = 0; i < k_dim; ++i)
         for (std::size_t j = 0; j < v_dim; ++j) {
           dq[i] += after[i * v_dim + j] * dout[j];
@@ -122,7 +127,7 @@ struct DeltaHead {
       double drate = 0, ddecay = 0;
       for (std::size_t j = 0; j < v_dim; ++j) {
         drate += dlearned[j] * (v[j] - read[j]);
-        to.dv[v_at(n) + j] = rate * dlearned[j];
+        dv[j] = rate * dlearned[j];
       }
       for (std::size_t i = 0; i < k_dim; ++i)
         for (std::size_t j = 0; j < v_dim; ++j) {

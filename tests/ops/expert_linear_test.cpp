@@ -53,8 +53,9 @@ struct Sums {
   void put(std::int64_t i, std::int64_t terms, double before, const A& a, const B& b) {
     double sum = before, magnitude = std::abs(before);
     for (std::int64_t l = 0; l < terms; ++l) {
-      sum += a(l) * b(l);
-      magnitude += std::abs(a(l) * b(l));
+      const double term = a(l) * b(l);
+      sum += term;
+      magnitude += std::abs(term);
     }
     value[at(i)] = sum;
     allowed[at(i)] =

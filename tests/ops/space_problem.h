@@ -10,6 +10,7 @@
 #include "support/on_gpu.h"
 #include "support/random_tensors.h"
 #include "support/rig.h"
+#include "support/sanitized.h"
 
 namespace so::test {
 
@@ -55,40 +56,45 @@ struct SpaceReference {
   std::size_t gate_at(std::int64_t n) const { return static_cast<std::size_t>((begin + n) * c.heads + head); }
 
   // states[n] is S before token n. Returns them.
-  std::vector<SpaceValues> forward() const {
+  SO_NOT_SANITIZED std::vector<SpaceValues> forward() const {
     const auto k_dim = static_cast<std::size_t>(c.k_dim), v_dim = static_cast<std::size_t>(c.v_dim);
     std::vector<SpaceValues> states(static_cast<std::size_t>(length) + 1, SpaceValues(k_dim * v_dim, 0.0));
     for (std::int64_t n = 0; n < length; ++n) {
-      const SpaceValues& before = states[static_cast<std::size_t>(n)];
-      SpaceValues& after = states[static_cast<std::size_t>(n) + 1];
+      const double* before = states[static_cast<std::size_t>(n)].data();
+      double *after = states[static_cast<std::size_t>(n) + 1].data(), *out = &to.out[v_at(n)];
+      const double *b = &in.b[k_at(n)], *read = &in.c[k_at(n)], *x = &in.x[v_at(n)];
       const double left = std::exp(in.decay[gate_at(n)]), step = in.step[gate_at(n)];
-      for (std::size_t j = 0; j < v_dim; ++j)
-        to.out[v_at(n) + j] = in.skip[static_cast<std::size_t>(head)] * in.x[v_at(n) + j];
+      for (std::size_t j = 0; j < v_dim; ++j) out[j] = in.skip[static_cast<std::size_t>(head)] * x[j];
       for (std::size_t i = 0; i < k_dim; ++i)
         for (std::size_t j = 0; j < v_dim; ++j) {
-          after[i * v_dim + j] = left * before[i * v_dim + j] + in.b[k_at(n) + i] * step * in.x[v_at(n) + j];
-          to.out[v_at(n) + j] += after[i * v_dim + j] * in.c[k_at(n) + i];
+          after[i * v_dim + j] = left * before[i * v_dim + j] + b[i] * step * x[j];
+          out[j] += after[i * v_dim + j] * read[i];
         }
     }
     return states;
   }
 
-  void backward(const std::vector<SpaceValues>& states) const {
+  SO_NOT_SANITIZED void backward(const std::vector<SpaceValues>& states) const {
     const auto k_dim = static_cast<std::size_t>(c.k_dim), v_dim = static_cast<std::size_t>(c.v_dim);
-    SpaceValues dstate(k_dim * v_dim, 0.0);
+    SpaceValues dstates(k_dim * v_dim, 0.0);
+    double* dstate = dstates.data();
     for (std::int64_t n = length - 1; n >= 0; --n) {
-      const SpaceValues &before = states[static_cast<std::size_t>(n)], &after = states[static_cast<std::size_t>(n) + 1];
+      const double *before = states[static_cast<std::size_t>(n)].data(),
+                   *after = states[static_cast<std::size_t>(n) + 1].data();
+      const double *b = &in.b[k_at(n)], *read = &in.c[k_at(n)];
+      double *db = &to.db[k_at(n)], *dread = &to.dc[k_at(n)];
       const double left = std::exp(in.decay[gate_at(n)]), step = in.step[gate_at(n)];
       const double *x = &in.x[v_at(n)], *dout = &in.dout[v_at(n)];
-      SpaceValues dwritten(v_dim, 0.0);
+      SpaceValues written_gradients(v_dim, 0.0);
+      double* dwritten = written_gradients.data();
       double ddecay = 0, dstep = 0;
       for (std::size_t i = 0; i < k_dim; ++i)
         for (std::size_t j = 0; j < v_dim; ++j) {
           double& d = dstate[i * v_dim + j];
-          d += in.c[k_at(n) + i] * dout[j];
-          to.dc[k_at(n) + i] += after[i * v_dim + j] * dout[j];
-          to.db[k_at(n) + i] += d * step * x[j];
-          dwritten[j] += d * in.b[k_at(n) + i];
+          d += read[i] * dout[j];
+          dread[i] += after[i * v_dim + j] * dout[j];
+          db[i] += d * step * x[j];
+          dwritten[j] += d * b[i];
           ddecay += d * left * before[i * v_dim + j];
           d *= left;
         }
