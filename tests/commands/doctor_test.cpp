@@ -9,6 +9,7 @@
 #include <set>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
@@ -79,6 +80,7 @@ TEST(Doctor, ALimitOfThisProcessIsSeen) {
   ADD_FAILURE() << o.out;
 }
 
+SO_LABEL(no_asan, "Doctor.IsNamedByPlansForSuperchips");
 TEST(Doctor, IsNamedByPlansForSuperchips) {
   const auto planned = [](const char* hardware) {
     const TemporaryDirectory folder;

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "support/files.h"
+#include "support/label.h"
 #include "support/mpirun.h"
 #include "support/on_gpu.h"
 #include "support/process.h"
@@ -103,6 +104,7 @@ TEST_F(Freeze, IsRecordedAndCheckedBeforeAnythingIsWritten) {
   EXPECT_FALSE(fs::exists(temporary_ / "new"));
 }
 
+SO_LABEL(no_asan, "Freeze.PlansKnow");
 TEST_F(Freeze, PlansKnow) {
   const auto planned = [&](const std::vector<std::string>& more) {
     std::vector<std::string> words{test::binary(), "plan", "--model", "qwen3-0.6b", "--json"};

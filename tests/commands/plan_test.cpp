@@ -384,6 +384,7 @@ TEST(PlanRanks, TheHostsMemoryIsThatOfAllItsRanks) {
   EXPECT_EQ(p.result.at("ranks").at("memory_of_a_host").at("available_bytes"), 400e9);
 }
 
+SO_LABEL(no_asan, "PlanRanks.ArePrinted");
 TEST(PlanRanks, ArePrinted) {
   const TemporaryDirectory directory;
   const Outcome o =
@@ -415,6 +416,7 @@ TEST(PlanRanks, RefuseWhatTheyCannotDo) {
   refused({"qwen3-4b", "--gpus_per_host", "0"}, {"--gpus_per_host: 0", "100000"});
 }
 
+SO_LABEL(no_asan, "Plan.SaysWhatWasMeasuredOfTheMachine");
 TEST(Plan, SaysWhatWasMeasuredOfTheMachine) {
   const auto status = [](const char* hardware) {
     return plan({"--model", "qwen3-0.6b", "--hardware", hardware}).result.at("hardware").at("status");

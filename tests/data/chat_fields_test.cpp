@@ -8,6 +8,7 @@
 
 #include "data/chat/chat_renderer.h"
 #include "data_test_util.h"
+#include "support/label.h"
 
 namespace so {
 namespace {
@@ -46,6 +47,7 @@ class ChatFields : public ::testing::Test {
   }
 };
 
+SO_LABEL(no_asan, "ChatFields.MessagesThatOthersMarkAreNotTrained");  // the Python child works, not the program
 TEST_F(ChatFields, MessagesThatOthersMarkAreNotTrained) {
   const auto record = [](const std::string& flag) {
     return R"({"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"bad",)" + flag +

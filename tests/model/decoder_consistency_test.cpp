@@ -43,6 +43,7 @@ class ConsistencyTest : public testing::TestWithParam<const char*> {
 };
 
 SO_LABEL(sweep, test::covered_families("Models/ConsistencyTest.*/"));
+SO_LABEL(no_asan, test::rearranged_families("Models/ConsistencyTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest,
                          testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4", "olmo3",
                                          "granite-v4", "glm4-v4", "gemma3-v4", "ministral3", "qwen3-5", "qwen3-5-bias",

@@ -46,6 +46,7 @@ class RemadeTest : public testing::TestWithParam<const char*> {
 };
 
 SO_LABEL(sweep, test::covered_families("Models/RemadeTest.*/"));
+SO_LABEL(no_asan, test::rearranged_families("Models/RemadeTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, RemadeTest,
                          testing::Values("llama-bias", "llama-v4", "mistral", "phi3-short", "qwen2", "qwen3-tied",
                                          "qwen3-moe", "qwen3-moe-balance", "mixtral-v4", "gpt-oss", "seed-oss",

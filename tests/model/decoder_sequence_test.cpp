@@ -8,6 +8,7 @@
 #include "model/sequence_split.h"
 #include "offload/sequence_group.h"
 #include "support/errors.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/thread_ranks.h"
 
@@ -100,6 +101,7 @@ class SequenceTest : public testing::TestWithParam<const char*> {
   const ModelFixture fixture{GetParam()};
 };
 
+SO_LABEL(no_asan, test::rearranged_families("Models/SequenceTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, SequenceTest,
                          testing::Values("llama-bias", "gpt-oss", "qwen3-moe-balance", "olmo3", "gemma3-v4",
                                          "ministral3", "qwen3-5", "qwen3-5-bias", "qwen3-5-moe", "qwen3-next", "gemma4",

@@ -45,6 +45,7 @@ class TilesTest : public testing::TestWithParam<const char*> {
 };
 
 SO_LABEL(sweep, test::covered_families("Models/TilesTest.*/"));
+SO_LABEL(no_asan, test::rearranged_families("Models/TilesTest.*/"));
 INSTANTIATE_TEST_SUITE_P(Models, TilesTest,
                          testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "qwen3-moe-balance", "gpt-oss",
                                          "smollm3-v4", "olmo3", "granite-v4", "glm4-v4", "gemma3-v4", "qwen3-5",

@@ -51,6 +51,7 @@ struct Planner {
 
 // What attention's gradient could use is not always less for a smaller batch: documents beyond a length go in tiles,
 // and take less than shorter ones; in any order as many heads at a time as fit are done, and more fit of fewer rows.
+SO_LABEL(no_asan, "ActivationSizer.NoSmallerBatchTakesMore");
 TEST(ActivationSizer, NoSmallerBatchTakesMore) {
   for (const auto& [tokens, longest] : {std::pair<std::int64_t, std::int64_t>{65'536, 60'000},
                                         {50'000, 50'000},

@@ -98,6 +98,7 @@ TEST(PlanTraining, KeepsOnTheGpuWhatFitsThere) {
             chosen.engine.placement.count(Owner::device));
 }
 
+SO_LABEL(no_asan, "PlanTraining.DoesAsItIsAsked");
 TEST(PlanTraining, DoesAsItIsAsked) {
   FakeMachine large(cuda_backend(), 400, 1000);
   const ParameterLayout layout(make_parameters(qwen3_14b()));

@@ -29,6 +29,9 @@ struct Labelled {
 std::string each_of(const std::string& prefix, std::initializer_list<const char*> names);
 // The families of models of which others have the code.
 std::string covered_families(const std::string& prefix);
+// More of them, whose blocks and kernels are those of others but for their arrangement. Sanitizers, which look at what
+// code does to memory and not at numbers, see them load and take a step, and the rest with the others.
+std::string rearranged_families(const std::string& prefix);
 
 }  // namespace so::test
 

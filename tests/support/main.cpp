@@ -71,6 +71,10 @@ std::string covered_families(const std::string& prefix) {
                           "mixtral_v4", "olmo2_v4", "phi3_short", "phi3_v4", "qwen2", "qwen3_untied_v4", "seed_oss"});
 }
 
+std::string rearranged_families(const std::string& prefix) {
+  return each_of(prefix, {"gemma4", "llama_bias", "ministral3", "qwen3_5", "qwen3_5_bias", "qwen3_5_moe", "qwen3_moe"});
+}
+
 }  // namespace so::test
 
 int main(int argc, char** argv) {

@@ -213,8 +213,11 @@ void expect_equal(const Outcome& found, const Outcome& expected) {
 SO_LABEL(tsan, "TrainingOnRanks.AResumedRunGoesOnAsIfItHadNotStopped");
 TEST_F(TrainingOnRanks, AResumedRunGoesOnAsIfItHadNotStopped) {
   const TokenDataset records = data();
-  for (const char* model :
-       {"qwen3-tied", "qwen3-moe", "qwen3-next", "gemma4-moe", "gemma4-e", "glm4-moe-lite", "nemotron-h"})
+  std::vector<const char*> models{"qwen3-tied", "qwen3-moe"};
+  if (!test::sanitized)  // whose arithmetic differs, not how ranks meet and cut their state
+    for (const char* more : {"qwen3-next", "gemma4-moe", "gemma4-e", "glm4-moe-lite", "nemotron-h"})
+      models.push_back(more);
+  for (const char* model : models)
     for (const int saved : {1, 2, 4}) {
       SCOPED_TRACE(testing::Message() << model << " saved on " << saved);
       const auto job = [&](int ranks) {
