@@ -279,7 +279,7 @@ TEST_P(MemoryGridOf, WhatIsAcceptedRunsAndWhatIsRefusedRunsAsChanged) {
   SCOPED_TRACE(setting.name);
   Runs runs(setting);
   Tally tally;
-  constexpr int refused = 10, accepted = 15;
+  constexpr int refused = 10, accepted = 8;
   if (on_gpu())
     try_caps(runs, "device_memory", std::size_t{300} << 20, refused, accepted, tally);
   else

@@ -88,7 +88,9 @@ class ResumedRun : public testing::Test {
 };
 
 SO_LABEL(sweep, "ResumedRun.FromAnyCheckpointEndsInTheSameBytes");
-SO_LABEL(tsan, "ResumedRun.*");
+SO_LABEL(tsan, "ResumedRun.MachineOptionsDoNotChangeTheResult");
+SO_LABEL(tsan, "ResumedRun.NarrowMomentsAreSteppedAndResumedAlike");
+SO_LABEL(tsan, "ResumedRun.SaveTotalLimitKeepsTheNewest");
 TEST_F(ResumedRun, FromAnyCheckpointEndsInTheSameBytes) {
   finish(command("reference").set("save_steps", "1"));
   const auto steps = steps_of(temporary_ / "reference");

@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "support/files.h"
-#include "support/label.h"
 #include "support/paths.h"
 #include "support/process.h"
 #include "support/python.h"
@@ -97,7 +96,6 @@ TEST_F(SeveralFiles, MayBeTables) {
   EXPECT_TRUE(weights("table") == weights("lines"));
 }
 
-SO_LABEL(tsan, "SeveralFiles.ResumeOnTheSameFilesOnly");
 TEST_F(SeveralFiles, ResumeOnTheSameFilesOnly) {
   const std::string all = (temporary_ / "parts").string();
   const TrainCommand c =

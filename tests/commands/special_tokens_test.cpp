@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "support/label.h"
 #include "support/paths.h"
 #include "support/refusal.h"
 #include "support/speaking_model.h"
@@ -58,7 +57,6 @@ TEST_F(SpecialTokensInText, AreCountedWhereDataIsLoaded) {
   EXPECT_EQ(caches(), 2) << "one for each way";
 }
 
-SO_LABEL(tsan, "SpecialTokensInText.AResumedRunMustAgree");
 TEST_F(SpecialTokensInText, AResumedRunMustAgree) {
   ASSERT_EQ(train({}).exit_code, 0);
   expect_refusal(train({"--resume", "--parse_special_tokens", "false"}),

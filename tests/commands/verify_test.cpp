@@ -100,7 +100,7 @@ TEST_F(Verified, AModelWithoutChecksumsIsReadAsFarAsItSays) {
 }
 
 // A damaged checkpoint is refused before anything is used or changed, and the older one that is named works.
-SO_LABEL(tsan, "Verified.Resume*");
+SO_LABEL(tsan, "Verified.ResumeRefusesWhatIsDamagedAndNamesWhatIsNot");
 TEST_F(Verified, ResumeRefusesWhatIsDamagedAndNamesWhatIsNot) {
   train();
   const fs::path last = out() / "checkpoint-3", older = out() / "checkpoint-2";

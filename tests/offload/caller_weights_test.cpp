@@ -7,6 +7,7 @@
 
 #include "offload/copy_hook.h"
 #include "support/device_rig.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 
 namespace so::test {
@@ -45,6 +46,7 @@ void expect_weights_arrive(Device& device, std::size_t on_the_way) {
   EXPECT_EQ(device.ledger().peak(MemoryKind::device), on_the_way);
 }
 
+SO_LABEL(no_tsan, "CallerWeights.ComeInTheCallersFormatsWhetherOrNotHostMemoryIsMapped");
 TEST(CallerWeights, ComeInTheCallersFormatsWhetherOrNotHostMemoryIsMapped) {
   SO_CPU_ONLY("the caller's places are host memory here");
   DeviceRig rig;

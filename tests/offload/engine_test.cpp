@@ -136,6 +136,7 @@ INSTANTIATE_TEST_SUITE_P(Engine, EngineEquality,
                          equality_name);
 
 // Moments in 8 bits: the plain loop that rounds them, a block at a time from each parameter's beginning.
+SO_LABEL(no_tsan, "Engine.MomentsIn8BitsAreTheRoundedOnes");
 TEST(Engine, MomentsIn8BitsAreTheRoundedOnes) {
   const Scenario& run = the_run();
   const ParameterLayout& layout = run.layout;

@@ -9,6 +9,7 @@
 #include "offload/plain_loop.h"
 #include "offload/range_update.h"
 #include "offload/ranks_rig.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/sanitized.h"
 #include "support/thread_ranks.h"
@@ -33,6 +34,7 @@ const ParameterLayout& multiplied() {
   return layout;
 }
 
+SO_LABEL(no_tsan, "LrMultiplier.EveryScheduleIsThePlainLoop");
 TEST(LrMultiplier, EveryScheduleIsThePlainLoop) {
   unsigned seed = 50;
   for (const DType compute : sanitized ? std::vector{DType::bf16} : std::vector{DType::f32, DType::bf16})

@@ -18,6 +18,7 @@
 #include "offload/ranks_rig.h"
 #include "offload/schedule/placement.h"
 #include "support/jitter.h"
+#include "support/label.h"
 #include "support/on_gpu.h"
 #include "support/sanitized.h"
 #include "support/thread_ranks.h"
@@ -140,6 +141,7 @@ TEST(MovedOnRanks, WholeWeightsToo) {
 }
 
 // What ranks have added up in fp32 is rounded once for each micro-batch, as one rank finds that is given these sums.
+SO_LABEL(no_tsan, "MovedOnRanks.SumsInBf16AreRoundedOncePerMicroBatch");
 TEST(MovedOnRanks, SumsInBf16AreRoundedOncePerMicroBatch) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other's streams");
   const auto rounded = [](float x) { return static_cast<float>(bf16(x)); };

@@ -137,6 +137,7 @@ TEST(EngineOnRanks, ClippedStepsToo) {
 }
 
 // Rows of blocks, of which one is most of a bucket, so that a rank has nothing of some buckets and most of others.
+SO_LABEL(no_tsan, "EngineOnRanks.BlocksThatAreNotCutChangeNoBit");
 TEST(EngineOnRanks, BlocksThatAreNotCutChangeNoBit) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout plain = test::engine_layout();
@@ -165,6 +166,7 @@ TEST(EngineOnRanks, WithWeightsInBf16) {
 }
 
 // Each rank's gradient is bf16, and their sum is not: it must equal one of the rounded values in fp32.
+SO_LABEL(no_tsan, "EngineOnRanks.WithGradientsInBf16");
 TEST(EngineOnRanks, WithGradientsInBf16) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
