@@ -50,6 +50,7 @@ struct PlanOptions : HubOptions, StepOptions, ParameterOptions, DtypeOption, Jso
   int gpus = 1;
   int sequence_parallel_size = 1;
   std::optional<int> gpus_per_host;
+  bool next_larger = false;
   PlanChoice explain = PlanChoice::none;
   std::optional<std::string> trace;
 };
@@ -104,6 +105,9 @@ OptionTable<PlanOptions> plan_table() {
       .or_else(-1, "as many as the largest host of the hardware file has, at most all")
       .default_from(ours);
   t.group("Result");
+  t.add("next_larger", &O::next_larger,
+        "Say too what the next larger preset would need on this machine, planned with the same options")
+      .default_from(ours);
   t.add("explain", &O::explain,
         "One choice of the plan: what else there was, how long a step would take with it, and why it lost")
       .default_from(ours);
@@ -119,6 +123,9 @@ OptionTable<PlanOptions> plan_table() {
 void check(PlanOptions& options, OptionOrigins& origins, int) {
   check_ranks({.gpus = options.gpus, .sequence_parallel_size = options.sequence_parallel_size});
   check_placement(options, origins, options.gpus);
+  if (options.next_larger && (options.freeze || options.fp8))
+    fail("--next_larger: --{} is of this model, and another may have no such tensors or sizes; leave out one of them",
+         options.freeze ? "freeze" : "fp8");
   if (!is_open(options.explain, options.gpus))
     fail("--explain {}: with {} GPU{} there is nothing of it to choose; leave it out", name_of(options.explain),
          options.gpus, options.gpus == 1 ? "" : "s");
@@ -232,6 +239,28 @@ std::optional<SmallerModel> smaller_preset(const PlannedFor& planned, const Plan
   return std::nullopt;
 }
 
+// The smallest preset that has a tenth more parameters.
+LargerModel larger_preset(const PlannedFor& planned, const PlanOptions& options, const OptionOrigins& origins,
+                          std::int64_t parameters) {
+  LargerModel larger;
+  for (const Preset& preset : model_presets()) {
+    const std::string name(preset.name);
+    const std::int64_t count = parameter_count(read_named_model(name, options.dtype).spec);
+    if (count * 10 >= parameters * 11 && (larger.name.empty() || count < larger.parameters))
+      larger.name = name, larger.parameters = count;
+  }
+  if (larger.name.empty()) fail("--next_larger: no preset is larger; leave it out");
+  const NamedModel model = read_named_model(larger.name, options.dtype);
+  const ParameterLayout layout(make_parameters(model.spec));
+  const PlanQuestion question =
+      planned.question(model.spec, layout, asked_request(options, origins, model.dtype, planned.ranks));
+  if (question.fits(question.asked)(question.asked.memory))
+    larger.tokens_per_second = tokens_per_second(question.plan(question.asked));
+  else
+    larger.changes = find_changes(question);
+  return larger;
+}
+
 // A refusal says what is known of the machine, too.
 TrainingPlan planned_or_refused(const PlanQuestion& question, const HardwareProfile& hardware) {
   try {
@@ -283,6 +312,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
   step.others = plan_other_rates(profile, options, question, spec, layout);
   step.quicker = quicker_changes(question, plan);
+  if (options.next_larger) step.larger = larger_preset(planned, options, origins, parameter_count(spec));
   step.timeline = timeline_of(*plan.run);
   if (options.trace) write_trace_file(*options.trace, to_trace(step.timeline));
   // A rank's share of a micro-batch that its group splits.
@@ -317,11 +347,13 @@ host would hold, who owns the optimizer state, what is recomputed, how long a st
 who waits for whom, and a sketch of it in time. --explain says what else there was to choose and why it
 lost. --gpus plans for several GPUs: what one of them and its host take, and what collectives cost. What
 does not fit is refused with what is short and what would fit, each planned with its tokens/s. A step that
-waits for the host says what would be quicker. Nothing is allocated; weights are not needed.)",
+waits for the host says what would be quicker, --next_larger what the next larger model needs. Nothing is
+allocated; weights are not needed.)",
        .examples = {"superoffload plan --model qwen3-14b",
                     "superoffload plan --model gpt-oss-20b --optimizer_state_dtype bf16 --hardware gh200 --json",
                     "superoffload plan --model qwen3-14b --explain split --trace expected.json",
-                    "superoffload plan --model qwen3-14b --gpus 4"},
+                    "superoffload plan --model qwen3-14b --gpus 4",
+                    "superoffload plan --model qwen3-14b --next_larger true"},
        .modes = {all_state_on_device("offload_optimizer", "none"), all_state_on_device("offload_ratio", "0")}},
       plan_table(), check, run);
 });

@@ -125,14 +125,39 @@ nlohmann::ordered_json others_to_json(const PlannedStep& step) {
   return list;
 }
 
+nlohmann::ordered_json to_json(std::optional<double> rate) {
+  return rate ? nlohmann::ordered_json(*rate) : nlohmann::ordered_json();
+}
+
 nlohmann::ordered_json to_json(const std::vector<PlanChange>& changes) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const PlanChange& change : changes) {
     nlohmann::ordered_json options = nlohmann::ordered_json::object();
     for (const auto& [name, value] : change.options) options[name] = value;
-    list.push_back({{"options", options}, {"tokens_per_s", change.tokens_per_second.value()}});
+    list.push_back({{"options", options}, {"text", change.text}, {"tokens_per_s", to_json(change.tokens_per_second)}});
   }
   return list;
+}
+
+nlohmann::ordered_json to_json(const LargerModel& larger) {
+  return {{"model", larger.name},
+          {"parameters", larger.parameters},
+          {"fits", larger.tokens_per_second.has_value()},
+          {"tokens_per_s", to_json(larger.tokens_per_second)},
+          {"fits_with", to_json(larger.changes)}};
+}
+
+// "qwen3-32b, 32.8 B parameters, fits as it is: 1,692 tokens/s", or a line for each change with which it does.
+std::vector<std::string> larger_lines(const LargerModel& larger) {
+  const std::string name =
+      fmt::format("{}, {:.3g} B parameters,", larger.name, static_cast<double>(larger.parameters) / 1e9);
+  if (larger.tokens_per_second)
+    return {fmt::format("{} fits as it is: {}", name, rate_text(*larger.tokens_per_second))};
+  if (larger.changes.empty()) return {name + " does not fit this machine with any one change of the options"};
+  std::vector<std::string> lines;
+  for (const PlanChange& change : larger.changes)
+    lines.push_back(fmt::format("{} fits with {}", lines.empty() ? name : "it also", line_of(change)));
+  return lines;
 }
 
 nlohmann::ordered_json to_json(const MemoryPlan& memory) {
@@ -212,6 +237,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
             {"reference_tflops", step.reference_tflops()}}},
           {"other_rates", others_to_json(step)},
           {"quicker", to_json(step.quicker)},
+          {"next_larger", step.larger ? to_json(*step.larger) : nlohmann::ordered_json()},
           {"reasons", plan.reasons},
           {"alternatives", alternatives}};
 }
@@ -250,6 +276,8 @@ std::string plan_answer(const PlannedStep& step, std::size_t columns) {
   row("activations", kept == "all" ? "all kept" : "kept in part, the rest is recomputed in backward");
   for (const OtherPlan& other : step.others) row("other rates", other_text(step, other));
   for (const PlanChange& change : step.quicker) row("quicker", "with " + line_of(change));
+  if (step.larger)
+    for (const std::string& line : larger_lines(*step.larger)) row("larger", line);
   row("more", "--verbose, --explain CHOICE, --json");
   return text;
 }

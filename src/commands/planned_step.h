@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,14 @@ struct OtherPlan {
   TrainingPlan plan;
 };
 
+// The next larger model that is known by a name, on the same machine.
+struct LargerModel {
+  std::string name;
+  std::int64_t parameters = 0;
+  std::optional<double> tokens_per_second;  // as the model itself is asked for; none: it does not fit so
+  std::vector<PlanChange> changes;          // each of which makes it fit then, if any does
+};
+
 // The plan, and what follows from it. Memory, tokens and FLOPs are those of one rank.
 struct PlannedStep {
   double tokens_per_second() const { return tokens / plan.estimate->seconds(); }
@@ -57,10 +66,11 @@ struct PlannedStep {
   RankHosts ranks;
   std::vector<OtherPlan> others;
   std::vector<PlanChange> quicker;
+  std::optional<LargerModel> larger;
 };
 
 // The answer, in about ten lines: whether it fits, how long a step takes, how full each memory is, what would be
-// quicker. Here and below lines have at most `columns`.
+// quicker, and what the larger model needs. Here and below lines have at most `columns`.
 std::string plan_answer(const PlannedStep& step, std::size_t columns);
 
 // All the rest: memory by name, the reasons, a sketch of the step, and what bounds it.

@@ -196,14 +196,14 @@ const std::vector<Case>& cases() {
        {"--offload_optimizer", "none"},
        "model download batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host "
-       "explain trace json "
+       "next_larger explain trace json "
        "verbose quiet"},
       {"plan",
        "offload_ratio",
        {"--offload_ratio", "0"},
        "model download batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host "
-       "explain trace json "
+       "next_larger explain trace json "
        "verbose quiet"},
       {"bench step",
        "no_optimizer",

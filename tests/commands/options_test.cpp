@@ -49,7 +49,7 @@ TEST(OptionLists, ArePinned) {
       names(*find_command("plan")->rows),
       "model download batch_size max_length gradient_accumulation_steps activation_checkpointing "
       "grad_accum_dtype fp8 fp8_keep_layers optimizer_state_dtype deterministic mode offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size "
-      "device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host explain trace json verbose quiet");
+      "device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host next_larger explain trace json verbose quiet");
   EXPECT_EQ(names(*find_command("profile")->rows), "output overwrite cpu_threads verbose quiet");
   EXPECT_EQ(names(*find_command("doctor")->rows),
             "partition apply undo gpus feeding_cores adamw_bandwidth json verbose quiet");

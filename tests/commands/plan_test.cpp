@@ -411,6 +411,7 @@ TEST(PlanRanks, RefuseWhatTheyCannotDo) {
   refused({"qwen3-4b", "--gpus", "2", "--hardware", "rtx4090"}, {"--gpus 2", "rtx4090", "between_gpus: missing"});
   refused({"qwen3-4b", "--gpus", "2", "--streamed_layers", "3"}, {"--streamed_layers 3"});
   refused({"qwen3-4b", "--gpus", "2", "--explain", "streaming"}, {"--explain streaming"});
+  refused({"qwen3-4b", "--next_larger", "true", "--freeze", "*.mlp.*"}, {"--next_larger", "--freeze is of this model"});
   refused({"qwen3-4b", "--gpus", "2", "--gpus_per_host", "4"}, {"--gpus_per_host 4"});
   refused({"qwen3-4b", "--gpus_per_host", "2"}, {"--gpus_per_host 2", "1 (--gpus)"});
   refused({"qwen3-4b", "--gpus_per_host", "0"}, {"--gpus_per_host: 0", "100000"});
@@ -459,6 +460,39 @@ TEST(Plan, SaysWhatChangesBetweenTheRatesThatOthersMeasured) {
   const TemporaryDirectory directory;
   const Outcome o = run({test::binary(), "plan", "--model", "qwen3-14b", "--hardware", "gh200"}, directory.path());
   EXPECT_NE(o.out.find("with AdamW at 224 GB/s: "), std::string::npos) << o.out;
+}
+
+// What is said of the next larger model is what a plan for it says.
+SO_LABEL(sweep, "Plan.SaysWhatTheNextLargerModelNeeds");
+TEST(Plan, SaysWhatTheNextLargerModelNeeds) {
+  const auto larger_than = [](const char* model) {
+    return plan({"--model", model, "--next_larger", "true"}).result.at("next_larger");
+  };
+  const json small = larger_than("qwen3-4b");
+  ASSERT_TRUE(small.at("fits")) << small;
+  EXPECT_GT(small.at("parameters"), 4.4e9);
+  const double rate = plan({"--model", small.at("model")}).expected("tokens_per_s");
+  EXPECT_NEAR(small.at("tokens_per_s").get<double>(), rate, 1e-6 * rate);
+
+  const json large = larger_than("qwen3-14b");
+  EXPECT_EQ(large.at("model"), "gpt-oss-20b");
+  EXPECT_FALSE(large.at("fits"));
+  ASSERT_FALSE(large.at("fits_with").empty());
+  for (const json& change : large.at("fits_with")) {
+    if (change.at("options").empty()) continue;  // another model, or what no option asks for
+    std::vector<std::string> words{"--model", large.at("model")};
+    for (const auto& [name, value] : change.at("options").items())
+      words.insert(words.end(), {"--" + name, value.get<std::string>()});
+    const Planned changed = plan(words);
+    if (change.at("tokens_per_s").is_null()) continue;  // the search had no time for it
+    EXPECT_NEAR(changed.expected("tokens_per_s"), change.at("tokens_per_s").get<double>(),
+                1e-6 * changed.expected("tokens_per_s"))
+        << change;
+  }
+  const TemporaryDirectory directory;
+  const Outcome o = run({test::binary(), "plan", "--model", "qwen3-14b", "--next_larger", "true"}, directory.path());
+  EXPECT_NE(o.out.find("\nlarger       gpt-oss-20b, 20.9 B parameters, fits with "), std::string::npos) << o.out;
+  EXPECT_TRUE(plan({"--model", "qwen3-4b"}).result.at("next_larger").is_null());
 }
 
 // Each of what is advised for a step that waits for its host is as quick as it says.
