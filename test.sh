@@ -7,7 +7,7 @@
 #          their corpora and bench/; where threads meet, the thread sanitizer; and what is written for 64-bit Arm,
 #          with an emulator
 # SO_TEST_MINUTES=N ends --all in about that time: of the last two, what would begin too late for it is listed as not run.
-# From a clean clone with a CUDA toolkit, on two idle cores, it took 14 minutes, with --all 46; with --all on others 22 to 57.
+# From a clean clone with a CUDA toolkit, on two cores, it took 28 minutes, with --all 60; with --all on others 33 to 89.
 set -eu
 cd "$(dirname "$0")"
 case "$#:${1:-}" in
