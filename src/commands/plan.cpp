@@ -211,29 +211,49 @@ struct PlannedFor {
   PlanningMachine machine;
 };
 
+// Parameters and names of all presets, ascending.
+std::vector<std::pair<std::int64_t, std::string>> presets_by_size(Precision dtype) {
+  std::vector<std::pair<std::int64_t, std::string>> presets;
+  for (const Preset& preset : model_presets()) {
+    std::string name(preset.name);
+    const std::int64_t count = parameter_count(read_named_model(name, dtype).spec);
+    presets.emplace_back(count, std::move(name));
+  }
+  std::sort(presets.begin(), presets.end());
+  return presets;
+}
+
+// A preset in place of the model that the options are for, none of which is of that model alone.
+struct PresetQuestion {
+  PresetQuestion(const PlannedFor& planned, const PlanOptions& options, const OptionOrigins& origins,
+                 const std::string& name)
+      : model(read_named_model(name, options.dtype)),
+        layout(make_parameters(model.spec)),
+        question(planned.question(model.spec, layout, asked_request(options, origins, model.dtype, planned.ranks))) {}
+  PresetQuestion(const PresetQuestion&) = delete;
+  PresetQuestion& operator=(const PresetQuestion&) = delete;
+  bool fits() const { return question.fits(question.asked)(question.asked.memory); }
+  std::optional<double> rate() const { return tokens_per_second(question.plan(question.asked)); }
+
+  const NamedModel model;
+  const ParameterLayout layout;
+  const PlanQuestion question;
+};
+
 // The largest preset below `parameters` that fits as the options ask.
 std::optional<SmallerModel> smaller_preset(const PlannedFor& planned, const PlanOptions& options,
                                            const OptionOrigins& origins, std::int64_t parameters,
                                            const std::function<bool()>& in_time) {
   // Names are of this model, and sizes of another may be none for FP8.
   if (options.freeze || options.fp8) return std::nullopt;
-  std::vector<std::pair<std::int64_t, std::string>> smaller;
-  for (const Preset& preset : model_presets()) {
-    const std::string name(preset.name);
-    const std::int64_t count = parameter_count(read_named_model(name, options.dtype).spec);
-    if (count < parameters) smaller.emplace_back(count, name);
-  }
-  std::sort(smaller.rbegin(), smaller.rend());
-  for (const auto& [count, name] : smaller) {
+  const auto presets = presets_by_size(options.dtype);
+  for (auto preset = presets.rbegin(); preset != presets.rend(); ++preset) {
+    if (preset->first >= parameters) continue;
     if (!in_time()) break;
-    const NamedModel model = read_named_model(name, options.dtype);
-    const DecoderSpec spec = requested_spec(model.spec, options, name);
-    const ParameterLayout layout(make_parameters(spec));
-    const PlanQuestion question =
-        planned.question(spec, layout, asked_request(options, origins, model.dtype, planned.ranks));
-    if (!question.fits(question.asked)(question.asked.memory)) continue;
-    SmallerModel found{name, std::nullopt};
-    if (in_time()) found.tokens_per_second = tokens_per_second(question.plan(question.asked));
+    const PresetQuestion smaller(planned, options, origins, preset->second);
+    if (!smaller.fits()) continue;
+    SmallerModel found{preset->second, std::nullopt};
+    if (in_time()) found.tokens_per_second = smaller.rate();
     return found;
   }
   return std::nullopt;
@@ -242,22 +262,16 @@ std::optional<SmallerModel> smaller_preset(const PlannedFor& planned, const Plan
 // The smallest preset that has a tenth more parameters.
 LargerModel larger_preset(const PlannedFor& planned, const PlanOptions& options, const OptionOrigins& origins,
                           std::int64_t parameters) {
-  LargerModel larger;
-  for (const Preset& preset : model_presets()) {
-    const std::string name(preset.name);
-    const std::int64_t count = parameter_count(read_named_model(name, options.dtype).spec);
-    if (count * 10 >= parameters * 11 && (larger.name.empty() || count < larger.parameters))
-      larger.name = name, larger.parameters = count;
-  }
-  if (larger.name.empty()) fail("--next_larger: no preset is larger; leave it out");
-  const NamedModel model = read_named_model(larger.name, options.dtype);
-  const ParameterLayout layout(make_parameters(model.spec));
-  const PlanQuestion question =
-      planned.question(model.spec, layout, asked_request(options, origins, model.dtype, planned.ranks));
-  if (question.fits(question.asked)(question.asked.memory))
-    larger.tokens_per_second = tokens_per_second(question.plan(question.asked));
+  const auto presets = presets_by_size(options.dtype);
+  const auto next = std::find_if(presets.begin(), presets.end(),
+                                 [&](const auto& preset) { return preset.first * 10 >= parameters * 11; });
+  if (next == presets.end()) fail("--next_larger: no preset is larger; leave it out");
+  const PresetQuestion asked(planned, options, origins, next->second);
+  LargerModel larger{next->second, next->first, std::nullopt, {}};
+  if (asked.fits())
+    larger.tokens_per_second = asked.rate();
   else
-    larger.changes = find_changes(question);
+    larger.changes = find_changes(asked.question);
   return larger;
 }
 

@@ -153,7 +153,7 @@ std::vector<std::string> larger_lines(const LargerModel& larger) {
       fmt::format("{}, {:.3g} B parameters,", larger.name, static_cast<double>(larger.parameters) / 1e9);
   if (larger.tokens_per_second)
     return {fmt::format("{} fits as it is: {}", name, rate_text(*larger.tokens_per_second))};
-  if (larger.changes.empty()) return {name + " does not fit this machine with any one change of the options"};
+  if (larger.changes.empty()) return {name + " does not fit this machine, whatever was changed of the options"};
   std::vector<std::string> lines;
   for (const PlanChange& change : larger.changes)
     lines.push_back(fmt::format("{} fits with {}", lines.empty() ? name : "it also", line_of(change)));
