@@ -24,4 +24,12 @@ constexpr std::int64_t fp8_scale_at(std::int64_t rows, std::int64_t blocks, std:
   return row < whole ? block * whole + row : blocks * whole + block * fp8_rows_at_once + row - whole;
 }
 
+// A matrix [rows, k] in memory that acquire(dtype, rows, columns) gives: of the codes first, then of the scales.
+template <class Acquire>
+Fp8Matrix make_fp8_matrix(Fp8Matrix::Blocks blocks, std::int64_t rows, std::int64_t k, const Acquire& acquire) {
+  const auto [across, along] = Fp8Matrix::scale_shape(blocks, rows, k);
+  const Tensor codes = acquire(DType::u8, fp8_stored_rows(rows), Fp8Matrix::width(k));
+  return {blocks, codes, acquire(DType::f32, across, along)};
+}
+
 }  // namespace so

@@ -10,9 +10,9 @@ namespace {
 using Blocks = Fp8Matrix::Blocks;
 
 Fp8Matrix acquire(Tensors& m, Blocks blocks, std::int64_t rows, std::int64_t k) {
-  const auto [across, along] = Fp8Matrix::scale_shape(blocks, rows, k);
-  return {blocks, m.zeros(DType::u8, {fp8_stored_rows(rows), Fp8Matrix::width(k)}),
-          m.zeros(DType::f32, {across, along})};
+  return make_fp8_matrix(blocks, rows, k, [&](DType dtype, std::int64_t across, std::int64_t along) {
+    return m.zeros(dtype, {across, along});
+  });
 }
 
 // out [rows, columns] = a b^T over k; operands are rounded from random numbers.

@@ -15,9 +15,9 @@ ProductInput ProductInput::acquire(Arena& arena, const char* name, DType t, std:
 }
 
 Fp8Matrix acquire_fp8(Arena& arena, Fp8Matrix::Blocks blocks, std::int64_t rows, std::int64_t k) {
-  const auto [across, along] = Fp8Matrix::scale_shape(blocks, rows, k);
-  return {blocks, arena.acquire("codes in FP8", DType::u8, {fp8_stored_rows(rows), Fp8Matrix::width(k)}),
-          arena.acquire("scales of FP8", DType::f32, {across, along})};
+  return make_fp8_matrix(blocks, rows, k, [&](DType dtype, std::int64_t across, std::int64_t along) {
+    return arena.acquire(dtype == DType::u8 ? "codes in FP8" : "scales of FP8", dtype, {across, along});
+  });
 }
 
 }  // namespace so

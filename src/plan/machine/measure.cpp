@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "device/backend.h"
+#include "ops/fp8_layout.h"
 #include "ops/ops.h"
 #include "optim/engine_ops.h"
 #include "plan/machine/measure_host.h"
@@ -73,12 +74,9 @@ double measure_fp8_rate(Device& device, Ops& ops, Stream& stream) {
     memory.push_back(device.allocate(MemoryKind::device, bytes, "measuring products in FP8"));
     return Tensor(memory.back().data(), dtype, {rows, columns});
   };
-  const auto operand = [&](Fp8Matrix::Blocks blocks) {
-    const auto [across, along] = Fp8Matrix::scale_shape(blocks, side, side);
-    return Fp8Matrix{blocks, tensor(DType::u8, side, side), tensor(DType::f32, across, along)};
-  };
   const Tensor out = tensor(DType::bf16, side, side);
-  const Fp8Matrix a = operand(Fp8Matrix::Blocks::rows), b = operand(Fp8Matrix::Blocks::squares);
+  const Fp8Matrix a = make_fp8_matrix(Fp8Matrix::Blocks::rows, side, side, tensor),
+                  b = make_fp8_matrix(Fp8Matrix::Blocks::squares, side, side, tensor);
   for (const Fp8Matrix& matrix : {a, b}) {
     ops.random_normal(stream, out, matrix.blocks == Fp8Matrix::Blocks::rows ? 1 : 2,
                       1.0f);  // rounded, then written over
