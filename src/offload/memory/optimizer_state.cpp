@@ -82,10 +82,9 @@ std::byte* OptimizerState::at(std::size_t array, int place, const Extent& before
 
 StatePart OptimizerState::part(StateArray array, const Bucket& bucket, Range range) const {
   const Extent from = before(bucket, range.begin);
-  const auto which = static_cast<std::size_t>(array);
-  const Tensor values(at(which, place_of(bucket), from), dtype(array), {range.size()});
+  const Tensor values(at(index_of(array), place_of(bucket), from), dtype(array), {range.size()});
   if (dtype(array) != DType::u8) return StatePart(values);
-  return {array, values, reinterpret_cast<float*>(at(which + 2, place_of(bucket), from)), layout_, range};
+  return {array, values, reinterpret_cast<float*>(at(scales_of(array), place_of(bucket), from)), layout_, range};
 }
 
 std::vector<std::span<std::byte>> OptimizerState::arrays_in(int place, const Bucket& bucket) const {
@@ -111,11 +110,12 @@ std::vector<std::size_t> OptimizerState::array_bytes() const {
 }
 
 AdamWState OptimizerState::state_at(std::span<void* const> arrays) const {
-  const auto moments = [&](std::size_t array) {
-    return Moments::of(moments_, arrays[array],
-                       moments_ == DType::u8 ? static_cast<float*>(arrays[array + 2]) : nullptr);
+  const auto moments = [&](StateArray array) {
+    return Moments::of(moments_, arrays[index_of(array)],
+                       moments_ == DType::u8 ? static_cast<float*>(arrays[scales_of(array)]) : nullptr);
   };
-  return {static_cast<float*>(arrays[0]), moments(1), moments(2)};
+  return {static_cast<float*>(arrays[index_of(StateArray::master)]), moments(StateArray::first_moment),
+          moments(StateArray::second_moment)};
 }
 
 float* OptimizerState::master(const Bucket& bucket, std::int64_t element) const { return at(bucket, element).master; }
@@ -127,17 +127,16 @@ AdamWState OptimizerState::at(const Bucket& bucket, std::int64_t element) const 
 AdamWState OptimizerState::beside(int place, const Bucket& bucket, std::int64_t element) const {
   const Extent from = before(bucket, element);
   const auto moments = [&](StateArray array) {
-    const auto which = static_cast<std::size_t>(array);
-    float* const scales = moments_ == DType::u8 ? reinterpret_cast<float*>(at(which + 2, place, from)) : nullptr;
-    return Moments::of(moments_, at(which, place, from), scales, layout_.block_at(element).offset);
+    float* const scales = moments_ == DType::u8 ? reinterpret_cast<float*>(at(scales_of(array), place, from)) : nullptr;
+    return Moments::of(moments_, at(index_of(array), place, from), scales, layout_.block_at(element).offset);
   };
-  return {reinterpret_cast<float*>(at(0, place, from)), moments(StateArray::first_moment),
+  return {reinterpret_cast<float*>(at(index_of(StateArray::master), place, from)), moments(StateArray::first_moment),
           moments(StateArray::second_moment)};
 }
 
 void OptimizerState::clear(int place, const Bucket& bucket, Range range) {
   for (const StateArray array : state_arrays)
-    std::memset(at(static_cast<std::size_t>(array), place, before(bucket, range.begin)), 0,
+    std::memset(at(index_of(array), place, before(bucket, range.begin)), 0,
                 static_cast<std::size_t>(range.size()) * size_of(dtype(array)));
 }
 

@@ -72,8 +72,10 @@ class OptimizerState final : public StatePlaces {
   struct Extent {
     std::int64_t elements = 0, blocks = 0;
   };
-  // The arrays of `state_arrays`, and of the two moments' scales, which have no memory where there are none.
+  // The arrays of `state_arrays`, then those of the two moments' scales, which have no memory where there are none.
   static constexpr std::size_t array_count = state_arrays.size() + 2;
+  static constexpr std::size_t index_of(StateArray array) { return static_cast<std::size_t>(array); }
+  static constexpr std::size_t scales_of(StateArray moment) { return index_of(moment) + 2; }
   using Arrays = std::array<Buffer, array_count>;
   std::size_t bytes_of(std::size_t array, const Extent& extent) const;
   Extent extent_of(const Bucket& bucket) const;
