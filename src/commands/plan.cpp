@@ -211,9 +211,11 @@ struct PlannedFor {
   PlanningMachine machine;
 };
 
-// Parameters and names of all presets, ascending.
-std::vector<std::pair<std::int64_t, std::string>> presets_by_size(Precision dtype) {
-  std::vector<std::pair<std::int64_t, std::string>> presets;
+using SizedPreset = std::pair<std::int64_t, std::string>;  // parameters, name
+
+// All presets, ascending.
+std::vector<SizedPreset> presets_by_size(Precision dtype) {
+  std::vector<SizedPreset> presets;
   for (const Preset& preset : model_presets()) {
     std::string name(preset.name);
     const std::int64_t count = parameter_count(read_named_model(name, dtype).spec);
@@ -260,14 +262,17 @@ std::optional<SmallerModel> smaller_preset(const PlannedFor& planned, const Plan
 }
 
 // The smallest preset that has a tenth more parameters.
-LargerModel larger_preset(const PlannedFor& planned, const PlanOptions& options, const OptionOrigins& origins,
-                          std::int64_t parameters) {
-  const auto presets = presets_by_size(options.dtype);
-  const auto next = std::find_if(presets.begin(), presets.end(),
-                                 [&](const auto& preset) { return preset.first * 10 >= parameters * 11; });
-  if (next == presets.end()) fail("--next_larger: no preset is larger; leave it out");
-  const PresetQuestion asked(planned, options, origins, next->second);
-  LargerModel larger{next->second, next->first, std::nullopt, {}};
+SizedPreset next_larger_preset(Precision dtype, std::int64_t parameters) {
+  for (const SizedPreset& preset : presets_by_size(dtype))
+    if (preset.first * 10 >= parameters * 11) return preset;
+  fail("--next_larger: no preset is larger; leave it out");
+}
+
+LargerModel plan_larger(const PlannedFor& planned, const PlanOptions& options, const OptionOrigins& origins,
+                        const SizedPreset& preset) {
+  const auto& [parameters, name] = preset;
+  const PresetQuestion asked(planned, options, origins, name);
+  LargerModel larger{name, parameters, std::nullopt, {}};
   if (asked.fits())
     larger.tokens_per_second = asked.rate();
   else
@@ -304,6 +309,8 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   const ModelConfig& config = model.config;
   const DecoderSpec spec = requested_spec(model.spec, options, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
+  std::optional<SizedPreset> larger;
+  if (options.next_larger) larger = next_larger_preset(options.dtype, parameter_count(spec));
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   const HardwareProfile profile = resolve_hardware(options.hardware);
   const PlannedFor planned(profile, options);
@@ -326,7 +333,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
   step.others = plan_other_rates(profile, options, question, spec, layout);
   step.quicker = quicker_changes(question, plan);
-  if (options.next_larger) step.larger = larger_preset(planned, options, origins, parameter_count(spec));
+  if (larger) step.larger = plan_larger(planned, options, origins, *larger);
   step.timeline = timeline_of(*plan.run);
   if (options.trace) write_trace_file(*options.trace, to_trace(step.timeline));
   // A rank's share of a micro-batch that its group splits.

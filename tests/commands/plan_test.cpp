@@ -343,6 +343,8 @@ TEST(Plan, RefusesWhatCannotBe) {
   refused({"--model", "qwen3-4b", "--offload_optimizer", "none", "--offload_ratio", "0.5"}, {"--offload_ratio 0.5"});
   refused({"--model", "qwen3-4b", "--next_larger", "true", "--freeze", "*.mlp.*"},
           {"--next_larger", "--freeze is of this model"});
+  // Before its own plan, which would be refused too.
+  refused({"--model", "qwen3-next-80b-a3b", "--next_larger", "true"}, {"--next_larger: no preset is larger"});
   refused({"--model", "qwen3-0.6b", "--dtype", "fp32", "--cast_side", "device"}, {"--cast_side device", "fp32"});
 }
 
