@@ -51,10 +51,10 @@ const std::vector<Setting>& settings() {
        "qwen3-tied",
        {{"hidden_size", 96}, {"num_hidden_layers", 2}, {"intermediate_size", 128}},
        {{"gradient_accumulation_steps", "2"}, {"packing", "true"}, {"dtype", "bf16"}}},
-      {"split, synchronous",
+      {"split, synchronous, moments in 8 bits",
        "qwen3-tied",
        {{"hidden_size", 64}, {"intermediate_size", 128}, {"num_hidden_layers", 3}},
-       {{"offload_ratio", "0.5"}, {"mode", "zerooffload"}}},
+       {{"offload_ratio", "0.5"}, {"mode", "zerooffload"}, {"optimizer_state_dtype", "fp8"}}},
       {"all with the weights",
        "llama-untied",
        {{"hidden_size", 64}, {"intermediate_size", 128}},
@@ -115,7 +115,10 @@ const std::vector<Setting>& settings() {
        "qwen3-tied",
        {{"hidden_size", 64}, {"num_hidden_layers", 11}, {"intermediate_size", 96}},
        {{"batch_size", "12"}}},
-      {"small buckets", "qwen3-tied", {{"hidden_size", 64}}, {{"bucket_size", "16384"}, {"dtype", "bf16"}}},
+      {"small buckets, moments in 8 bits",
+       "qwen3-tied",
+       {{"hidden_size", 64}},
+       {{"bucket_size", "16384"}, {"dtype", "bf16"}, {"optimizer_state_dtype", "fp8"}}},
   };
   return all;
 }
