@@ -29,16 +29,6 @@ std::vector<ParameterFiles::Copy> possible_copies(const DecoderSpec& spec, const
   return {{names.stored("lm_head.weight"), make_parameter_index(spec, layout).embedding}};
 }
 
-StoredNames names_in(const HfDirectory& directory, const DecoderSpec& spec) {
-  return names_in_files(
-      spec, [&](std::string_view name) { return directory.contains(name); }, printable_path(directory.path()));
-}
-
-ParameterFiles find_parameters(const HfDirectory& directory, const DecoderSpec& spec, const ParameterLayout& layout) {
-  const StoredNames names = names_in(directory, spec);
-  return {directory, layout, possible_copies(spec, layout, names), spec.class_name(), names};
-}
-
 DecoderSpec with_expert_names(DecoderSpec spec, const HfDirectory& directory) {
   find_expert_names(spec, [&](std::string_view name) { return directory.contains(name); });
   return spec;
@@ -88,8 +78,10 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRu
       config_json_(extended_config(directory_.config_json(), (directory / "config.json").string(), rope)),
       spec_(with_expert_names(read_decoder_spec(config_json_, (directory / "config.json").string()), directory_)),
       layout_(std::make_unique<ParameterLayout>(make_parameters(spec_, rules))),
-      files_(find_parameters(directory_, spec_, *layout_)) {
-  spec_.selection_biases = read_selection_biases(directory_, spec_, names_in(directory_, spec_));
+      names_(names_in_files(
+          spec_, [&](std::string_view name) { return directory_.contains(name); }, printable_path(directory_.path()))),
+      files_(directory_, *layout_, possible_copies(spec_, *layout_, names_), spec_.class_name(), names_) {
+  spec_.selection_biases = read_selection_biases(directory_, spec_, names_);
   for (const ParameterFiles::Copy& copy : files_.copies())
     log_info("{}: {} is the embedding, since config.json ties them; the file repeats it", directory.string(),
              copy.name);

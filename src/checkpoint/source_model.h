@@ -72,6 +72,7 @@ class ModelFiles {
   std::string config_json_;
   DecoderSpec spec_;
   std::unique_ptr<ParameterLayout> layout_;
+  StoredNames names_;
   ParameterFiles files_;
 };
 
