@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "commands/bench/bench_delta_cases.h"
 #include "commands/bench/bench_ops_fp8.h"
 #include "commands/bench/bench_state_space_cases.h"
 #include "commands/bench/random_model.h"
@@ -41,8 +41,7 @@ class LayerCases final : public Cases {
     if (!s_.input_norms || s_.residual_scale != 1 || s_.embedding_scale != 1) add_scaled();
     attention_layers();
     if (s_.has_delta()) {
-      convolution();
-      delta_rule();
+      add_delta_cases(cases_, {s_.delta, n_, batch_.cu_seqlens, longest_, t_, ops_.memory()});
       linear("delta projections", s_.hidden, s_.delta.projected_width());
       linear("delta out", s_.delta.v_width(), s_.hidden);
     }
@@ -314,84 +313,6 @@ class LayerCases final : public Cases {
     }
   }
 
-  PackedDocuments documents(Tensors& m) const { return {m.integers(batch_.cu_seqlens), batch_.documents()}; }
-
-  // Queries, keys and values of a delta layer, before they are convolved and after.
-  void convolution() {
-    const DeltaSpec& d = s_.delta;
-    const std::int64_t channels = d.convolved_width();
-    const std::string shape = fmt::format("{} x {} channels, {} taps", n_, channels, d.convolution);
-    const auto call_of = [=, this](Tensors& m) {
-      return Ops::CausalConv{.out = {m.random(t_, {n_, channels}), 0, 1, channels},
-                             .x = {m.random(t_, {n_, s_.delta.projected_width()}), 0, 1, channels},
-                             .weight = m.random(t_, {channels, 1, s_.delta.convolution}),
-                             .documents = documents(m)};
-    };
-    add("causal_conv", shape, of_t(2 * n_ * channels), 0, [=](Tensors& m) {
-      const Ops::CausalConv call = call_of(m);
-      return Call{[=](Ops& ops, Stream& stream) { ops.causal_conv(stream, call); }};
-    });
-    add("causal_conv_grad", shape, of_t(3 * n_ * channels), 0, [=, this](Tensors& m) {
-      const Ops::CausalConv forward = call_of(m);
-      const Heads dx{m.random(t_, {n_, s_.delta.projected_width()}), 0, 1, channels};
-      const Tensor dweight = m.random(t_, {channels, 1, s_.delta.convolution});
-      return Call{[=](Ops& ops, Stream& stream) {
-        ops.causal_conv_grad(stream, {.dx = dx, .dweight = dweight, .dout = forward.out, .forward = forward});
-      }};
-    });
-  }
-
-  // The products of chunks of 64 rows (ops/cuda/hopper/delta_chunks.h): those with a state, and those with a matrix of
-  // the chunk. Backward makes the states again.
-  void delta_rule() {
-    const DeltaSpec& d = s_.delta;
-    const auto products = [&](int with_state, int of_values, int of_keys) {
-      constexpr std::int64_t chunk = 64;
-      const std::int64_t of_head = with_state * d.k_dim * d.v_dim + chunk * (of_values * d.v_dim + of_keys * d.k_dim);
-      return 2 * static_cast<double>(n_) * static_cast<double>(d.v_heads * of_head + d.k_heads * 2 * chunk * d.k_dim);
-    };
-    const std::string shape = fmt::format("{} documents of {}, {} / {} heads of {}", batch_.documents(), longest_,
-                                          d.k_heads, d.v_heads, d.k_dim);
-    const DeltaSize size{n_, batch_.documents(), d.k_heads, d.v_heads, d.k_dim, d.v_dim, t_};
-    const auto heads_in = [d](Tensor rows) {
-      return std::array<Heads, 3>{Heads{rows, 0, d.k_heads, d.k_dim}, Heads{rows, d.k_width(), d.k_heads, d.k_dim},
-                                  Heads{rows, 2 * d.k_width(), d.v_heads, d.v_dim}};
-    };
-    const auto call_of = [=, this](Tensors& m) {
-      const auto [q, k, v] = heads_in(m.random(t_, {n_, d.convolved_width()}));
-      const std::vector<float>& gates = delta_gates_;
-      return Ops::DeltaRule{.out = {m.random(t_, {n_, d.v_width()}), 0, d.v_heads, d.v_dim},
-                            .q = q,
-                            .k = k,
-                            .v = v,
-                            .decay = m.floats(gates, {n_, d.v_heads}),
-                            .rate = m.zeros(DType::f32, {n_, d.v_heads}),
-                            .documents = documents(m),
-                            .scratch = m.scratch(ops_.memory().delta_rule(size))};
-    };
-    delta_gates_.assign(static_cast<std::size_t>(n_ * d.v_heads), -0.1f);
-    add("delta_rule", shape, 0, products(3, 2, 0), [=](Tensors& m) {
-      const Ops::DeltaRule call = call_of(m);
-      return Call{[=](Ops& ops, Stream& stream) { ops.delta_rule(stream, call); }};
-    });
-    add("delta_rule_grad", shape, 0, products(8, 5, 4), [=, this](Tensors& m) {
-      const Ops::DeltaRule forward = call_of(m);
-      const std::array<Heads, 3> gradients = heads_in(m.random(t_, {n_, d.convolved_width()}));
-      const Tensor ddecay = m.zeros(DType::f32, {n_, d.v_heads}), drate = m.zeros(DType::f32, {n_, d.v_heads});
-      const Tensor scratch = m.scratch(ops_.memory().delta_rule_grad(size));
-      return Call{[=](Ops& ops, Stream& stream) {
-        ops.delta_rule_grad(stream, {.dq = gradients[0],
-                                     .dk = gradients[1],
-                                     .dv = gradients[2],
-                                     .ddecay = ddecay,
-                                     .drate = drate,
-                                     .dout = forward.out,
-                                     .forward = forward,
-                                     .scratch = scratch});
-      }};
-    });
-  }
-
   void activation() {
     const std::int64_t f = s_.intermediate, inputs = inputs_of(s_.gate);
     const MlpActivation gate = s_.gate;
@@ -529,7 +450,6 @@ class LayerCases final : public Cases {
   const MicroBatch batch_;
   std::int64_t longest_ = 0;
   std::vector<std::int32_t> expert_offsets_;
-  std::vector<float> delta_gates_;
 };
 
 }  // namespace
