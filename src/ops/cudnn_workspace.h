@@ -6,8 +6,9 @@
 
 namespace so {
 
-// Heads wider than this go to kernels of ours, whose gradient needs the row sums of dout out alone.
-inline constexpr std::int64_t widest_cudnn_head = 256;
+// Wider heads go to kernels of ours, and so do gradients of heads this wide, of which ours are the quicker ones. They
+// need the row sums of dout out alone.
+inline constexpr std::int64_t widest_cudnn_head = 256, widest_cudnn_gradient = widest_cudnn_head - 1;
 
 constexpr std::int64_t round_up_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 

@@ -94,7 +94,7 @@ std::size_t CudaOpsMemory::attention(const AttentionSize& size) const {
 }
 
 std::size_t CudaOpsMemory::attention_grad(const AttentionSize& size) const {
-  if (size.head_dim > widest_cudnn_head) return static_cast<std::size_t>(256 + size.q_rows * size.q_heads * 4);
+  if (size.head_dim > widest_cudnn_gradient) return static_cast<std::size_t>(256 + size.q_rows * size.q_heads * 4);
   if (size.dtype != DType::bf16) return static_cast<std::size_t>(gradient_base(size));
   if (size.any_order) return static_cast<std::size_t>(gradient_in_any_order(size));
   const std::int64_t rows = rows_in_graph(size), in_graph = rounded_length(longest(size));
@@ -111,7 +111,7 @@ std::size_t CudaOpsMemory::attention_grad(const AttentionSize& size) const {
 }
 
 std::size_t CudaOpsMemory::attention_grad_most(const AttentionSize& size) const {
-  if (size.any_order || size.head_dim > widest_cudnn_head) return attention_grad(size);
+  if (size.any_order || size.head_dim > widest_cudnn_gradient) return attention_grad(size);
   // dS, bf16, of all heads of all documents, were they all as long as the longest.
   const std::int64_t all = rows_in_graph(size) * size.q_heads * rounded_length(longest(size)) * 2;
   const auto most = static_cast<std::size_t>(gradient_base(size) + (size.dtype == DType::bf16 ? all : 0));

@@ -41,6 +41,7 @@ const std::vector<Case> cases = {
     {"aligned, large scores", 4, 2, 128, {{90, 90}, {80, 80}}, 100, 8},
     {"aligned, key-value cache", 4, 1, 128, {{3, 300}, {1, 1}, {1, 230}, {0, 4}, {40, 70}}, 1, 8},
     {"aligned, cache of 256", 4, 2, 256, {{1, 77}, {33, 66}}, 1, 8},
+    {"aligned, of 256, three heads to a key head", 3, 1, 256, {{3, 0}, {130, 200}, {0, 4}, {140, 70}}, 1, 8},
     {"aligned, several tiles", 4, 1, 128, {{300, 300}, {5, 5}, {130, 130}, {0, 0}, {257, 257}}, 1, 8},
     {"aligned, several tiles of five heads", 5, 1, 64, {{200, 200}, {256, 256}}, 1, 8},
     {"aligned, several tiles of single heads", 6, 6, 64, {{320, 320}}, 1, 8, 0},

@@ -36,6 +36,7 @@ const Case long_grouped = {
     "long, eight to a key head", 16, 2, 64, {{600, 600}, {1, 1}, {0, 0}, {257, 257}, {64, 64}, {9, 9}}, 1, 8};
 const Case long_equal = {"long documents of one length", 2, 2, 64, {{512, 512}, {512, 512}}, 1, 8, 0};
 const Case long_broad = {"long documents, heads of 128", 3, 1, 128, {{129, 129}, {600, 600}, {2, 2}}, 1, 8};
+const Case long_broadest = {"long documents, heads of 256", 6, 2, 256, {{129, 129}, {600, 600}, {2, 2}}, 1, 8};
 
 // Each with windows of one key, around the tiles of all backends and around the lengths of the documents.
 std::vector<Case> windowed_cases() {
@@ -61,6 +62,7 @@ std::vector<Case> windowed_cases() {
   for (const std::int64_t window : on_a_gpu({1, 64, 120, 121, 128, 129})) all.push_back(long_grouped.windowed(window));
   for (const std::int64_t window : on_a_gpu({63, 128, 256})) all.push_back(long_equal.windowed(window));
   for (const std::int64_t window : on_a_gpu({3, 100, 129, 290})) all.push_back(long_broad.windowed(window));
+  for (const std::int64_t window : on_a_gpu({64, 1, 65, 129, 290})) all.push_back(long_broadest.windowed(window));
   return all;
 }
 
@@ -73,8 +75,8 @@ std::vector<Case> sink_cases() {
   for (const Case& c : {odd, cut, cut.windowed(128), blind.windowed(3), grouped.windowed(70), broad, broadest, widest})
     all.push_back(c.with_sinks(1));
   if (test::on_gpu() || !test::sanitized)
-    for (const Case& c :
-         {long_ones.windowed(128), long_grouped.windowed(128), long_equal.windowed(130), long_broad.windowed(70)})
+    for (const Case& c : {long_ones.windowed(128), long_grouped.windowed(128), long_equal.windowed(130),
+                          long_broad.windowed(70), long_broadest.windowed(130)})
       all.push_back(c.with_sinks(1));
   return all;
 }

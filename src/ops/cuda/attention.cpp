@@ -31,7 +31,8 @@ CudaAttention::~CudaAttention() = default;
 bool CudaAttention::cudnn_takes(const AttentionCall& call) const {
   if (!call.self_attention() || !call.in_pieces()) return false;
   const int generation = properties_.capability / 10;
-  if (call.q->head_dim > (generation == 9 ? widest_cudnn_head : 128)) return false;
+  const std::int64_t widest = call.dout ? widest_cudnn_gradient : widest_cudnn_head;
+  if (call.q->head_dim > (generation == 9 ? widest : 128)) return false;
   return call.dense ? generation >= 8 : generation == 9 || generation == 10;
 }
 

@@ -1,8 +1,8 @@
 // Attention without a library: what runs where cuDNN does not (attention.h says when). Three sets of kernels with one
 // interface: on the tensor cores for bf16 whose rows can be read 16 bytes at a time, on Hopper's (hopper/) for heads of
-// 64, 128 and 512 of such rows, and plain fp32 arithmetic for all else. All keep sums in fp32 and add them in a fixed
-// order; backward computes the scores again, for dq and for dk and dv by themselves, so that no two blocks add to one
-// element.
+// 64, 128, 256 and 512 of such rows, and plain fp32 arithmetic for all else. All keep sums in fp32 and add them in a
+// fixed order; backward computes the scores again, for dq and for dk and dv by themselves, so that no two blocks add to
+// one element.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -48,9 +48,10 @@ void tensor_core_attention(cudaStream_t stream, const AttentionArguments& a);
 void tensor_core_attention_grad(cudaStream_t stream, const AttentionArguments& a);
 
 // On GPUs of capability 9.0. Forward, heads of 64 only.
-constexpr bool hopper_attention_takes(int head_dim) { return head_dim == 64 || head_dim == 128; }
+constexpr bool hopper_attention_takes(int head_dim) { return head_dim == 64 || head_dim == 128 || head_dim == 256; }
 void hopper_attention(cudaStream_t stream, const AttentionArguments& a);
 void hopper_attention_grad(cudaStream_t stream, const AttentionArguments& a);
+void hopper_attention_grad_256(cudaStream_t stream, const AttentionArguments& a);  // what that calls for heads of 256
 // The gradient faster, for self-attention (every document's queries are its keys' rows): scores are computed once.
 inline bool hopper_attention_takes_narrow(const AttentionArguments& a) {
   return a.head_dim == 64 && a.window <= 129 && a.heads / a.kv_heads >= 3;

@@ -25,7 +25,7 @@ struct Visited {
   bool in_tiles = false;  // the gradient of a long document
 };
 // Of heads that are too wide for cuDNN: one H200 takes 7.2 ms forward and 28.1 backward with 32 heads of 512 and a
-// document of 8,192, whose pairs count 1.06 times here. Their kernels know neither tiles nor another order.
+// document of 8,192, whose pairs count 1.06 times here.
 constexpr AttentionShares wide_heads{0.485, 0.248};
 
 AttentionShares attention_shares(const Efficiencies& reached, std::int64_t head_dim, const Visited& visited) {
@@ -39,6 +39,7 @@ AttentionShares attention_shares(const Efficiencies& reached, std::int64_t head_
     shares.backward *= reached.window_backward;
     return shares;
   }
+  if (head_dim > widest_cudnn_gradient) return shares;  // kernels that know neither tiles nor another order
   if (visited.in_tiles)
     shares = small ? AttentionShares{shares.forward, reached.long_small_head_attention_backward}
                    : AttentionShares{reached.long_attention_forward, reached.long_attention_backward};

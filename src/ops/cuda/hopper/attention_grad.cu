@@ -1,6 +1,6 @@
-// The gradient of attention on Hopper's matrix units (attention_kernels.h). Tiles of 64 queries and 64 keys, only those
-// in which a query and a key meet; each of the two kernels computes the scores for itself, so that every sum has one
-// owner and one order.
+// The gradient of attention with heads of 64 and 128 on Hopper's matrix units (attention_kernels.h). Tiles of 64
+// queries and 64 keys, only those in which a query and a key meet; each of the two kernels computes the scores for
+// itself, so that every sum has one owner and one order.
 #include "ops/cuda/hopper/attention_tiles.h"
 
 namespace so {
@@ -59,10 +59,7 @@ __global__ void __launch_bounds__(query_threads, D == 64 ? 2 : 1) attention_grad
     }
     statistic = fetch_statistic(in_pair + query_groups);
     Sums dq[D / side];
-#pragma unroll
-    for (auto& part : dq)
-#pragma unroll
-      for (float& x : part) x = 0;
+    clear(dq);
 
     for (int block = 0; block < walk.blocks; ++block) {
       walk.advance(shared.keys, a, pair, block, slot, fetch);
@@ -77,21 +74,10 @@ __global__ void __launch_bounds__(query_threads, D == 64 ? 2 : 1) attention_grad
         wait_products<1>();
         settled(scores);
         const int begin = walk.first_key + block * side, distance = row + walk.shift() - begin - lane % 4 * 2;
-        with_window(walk.first_row + walk.shift() - begin, walk.d.window, [&](auto sees) {
-#pragma unroll
-          for (int n = 0; n < side / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const float p = power_of_two(fmaf(scores[4 * n + i], scale, -lse[i / 2]));
-              scores[4 * n + i] = sees(distance + i / 2 * 8 - 8 * n - i % 2) ? p : 0.0f;
-            }
-        });
+        query_probabilities(scores, scale, lse, walk.first_row + walk.shift() - begin, distance, walk.d.window);
         wait_products<0>();
         settled(gradients);
-#pragma unroll
-        for (int n = 0; n < side / 8; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) scores[4 * n + i] *= gradients[4 * n + i] - delta[i / 2];
+        query_score_gradients(scores, gradients, delta);
         Operand operand;
         to_operand(operand, scores);
         settled(operand);
@@ -99,8 +85,7 @@ __global__ void __launch_bounds__(query_threads, D == 64 ? 2 : 1) attention_grad
         add_products<D>(dq, operand, k);
         commit_products();
         wait_products<0>();
-#pragma unroll
-        for (auto& part : dq) settled(part);
+        settled(dq);
       }
       slot = walk.after(slot);
     }
@@ -161,10 +146,8 @@ __global__ void __launch_bounds__(group_threads, D == 64 ? 3 : 2)
   const int key = tile.first + static_cast<int>(threadIdx.x) / warp * 16 + lane / 4;  // and 8 more
   const float scale = a.scale * log2_e;
   Sums dk[D / side], dv[D / side];
-#pragma unroll
-  for (int part = 0; part < D / side; ++part)
-#pragma unroll
-    for (int i = 0; i < side / 2; ++i) dk[part][i] = dv[part][i] = 0;
+  clear(dk);
+  clear(dv);
 
   int stage = 0, block = 0;
   for (int step = 0; step < steps; ++step) {
@@ -187,28 +170,12 @@ __global__ void __launch_bounds__(group_threads, D == 64 ? 3 : 2)
     // Query r sees key c where 0 <= r + shift - c < window. Rows beyond the document's are zeros, and add nothing.
     const int begin = first_query + block * side, shift = d.k_count - d.q_count;
     const int corner = begin + shift - tile.first, distance = begin + shift + lane % 4 * 2 - key;
-    with_window(corner, d.window, [&](auto sees) {
-#pragma unroll
-      for (int n = 0; n < side / 8; ++n) {
-        const float2 lse = *reinterpret_cast<const float2*>(&shared.lse[stage][8 * n + lane % 4 * 2]);
-        const float own[2] = {lse.x * log2_e, lse.y * log2_e};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float p = power_of_two(fmaf(scores[4 * n + i], scale, -own[i % 2]));
-          scores[4 * n + i] = sees(distance + 8 * n + i % 2 - i / 2 * 8) ? p : 0.0f;
-        }
-      }
-    });
+    key_probabilities(scores, scale, shared.lse[stage], corner, distance, d.window);
     wait_products<0>();
     settled(gradients);
     Operand probabilities, score_gradients;
     to_operand(probabilities, scores);
-#pragma unroll
-    for (int n = 0; n < side / 8; ++n) {
-      const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[stage][8 * n + lane % 4 * 2]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) scores[4 * n + i] *= gradients[4 * n + i] - (i % 2 ? delta.y : delta.x);
-    }
+    key_score_gradients(scores, gradients, shared.delta[stage]);
     to_operand(score_gradients, scores);
     settled(probabilities);
     settled(score_gradients);
@@ -217,11 +184,8 @@ __global__ void __launch_bounds__(group_threads, D == 64 ? 3 : 2)
     add_products<D>(dk, score_gradients, q);
     commit_products();
     wait_products<0>();
-#pragma unroll
-    for (int part = 0; part < D / side; ++part) {
-      settled(dv[part]);
-      settled(dk[part]);
-    }
+    settled(dv);
+    settled(dk);
     if (++stage == stages) stage = 0;
     if (++block == blocks) block = 0;
   }
@@ -245,6 +209,7 @@ void gradient(cudaStream_t stream, const AttentionArguments& a) {
 void hopper_attention_grad(cudaStream_t stream, const AttentionArguments& a) {
   SO_CHECK(hopper_attention_takes(a.head_dim), "heads of {}", a.head_dim);
   if (a.head_dim == 64) return gradient<64>(stream, a);
+  if (a.head_dim == 256) return hopper_attention_grad_256(stream, a);
   gradient<128>(stream, a);
 }
 

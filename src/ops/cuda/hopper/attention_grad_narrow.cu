@@ -150,18 +150,7 @@ __global__ void __launch_bounds__(threads, 1) attention_grad_narrow_kernel(Atten
       // Queries beyond the document's are zeros, and add nothing; no query sees keys beyond it.
       const int corner = behind * side,
                 distance = corner + lane % 4 * 2 - (static_cast<int>(threadIdx.x) / warp % 4 * 16 + lane / 4);
-      with_window(corner, d.window, [&](auto sees) {
-#pragma unroll
-        for (int n = 0; n < side / 8; ++n) {
-          const float2 lse = *reinterpret_cast<const float2*>(&shared.lse[stage][8 * n + lane % 4 * 2]);
-          const float at[2] = {lse.x * log2_e, lse.y * log2_e};
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float p = power_of_two(fmaf(scores[4 * n + i], scale, -at[i % 2]));
-            scores[4 * n + i] = sees(distance + 8 * n + i % 2 - i / 2 * 8) ? p : 0.0f;
-          }
-        }
-      });
+      key_probabilities(scores, scale, shared.lse[stage], corner, distance, d.window);
       wait_products<0>();
       settled(gradients);
       settled(scores);  // packed below, not before: there are no registers for it

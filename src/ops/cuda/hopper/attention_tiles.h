@@ -37,6 +37,68 @@ __device__ inline void with_window(int corner, int window, F&& f) {
     f([&](int back) { return back >= 0 && back < window; });
 }
 
+// Scores of queries by keys become P = exp(scale score - lse) where a query sees a key, else 0: as powers of two, so
+// that `scale` and the log-sum-exps, of the lane's two queries, are times log2_e. `corner` and `distance` say how many
+// keys before the query's last one the key is, for the tile's first element and for the lane's.
+__device__ inline void query_probabilities(Sums& scores, float scale, const float (&lse)[2], int corner, int distance,
+                                           int window) {
+  with_window(corner, window, [&](auto sees) {
+#pragma unroll
+    for (int n = 0; n < side / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float p = power_of_two(fmaf(scores[4 * n + i], scale, -lse[i / 2]));
+        scores[4 * n + i] = sees(distance + i / 2 * 8 - 8 * n - i % 2) ? p : 0.0f;
+      }
+  });
+}
+// The same of keys by queries, whose log-sum-exps are as they are, in shared memory.
+__device__ inline void key_probabilities(Sums& scores, float scale, const float (&lse)[side], int corner, int distance,
+                                         int window) {
+  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+  with_window(corner, window, [&](auto sees) {
+#pragma unroll
+    for (int n = 0; n < side / 8; ++n) {
+      const float2 natural = *reinterpret_cast<const float2*>(&lse[8 * n + column]);
+      const float own[2] = {natural.x * log2_e, natural.y * log2_e};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float p = power_of_two(fmaf(scores[4 * n + i], scale, -own[i % 2]));
+        scores[4 * n + i] = sees(distance + 8 * n + i % 2 - i / 2 * 8) ? p : 0.0f;
+      }
+    }
+  });
+}
+
+// P becomes dS = P (dP - delta), delta of the lane's two queries.
+__device__ inline void query_score_gradients(Sums& p, const Sums& dp, const float (&delta)[2]) {
+#pragma unroll
+  for (int n = 0; n < side / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[4 * n + i] *= dp[4 * n + i] - delta[i / 2];
+}
+// The same of keys by queries, whose deltas are in shared memory.
+__device__ inline void key_score_gradients(Sums& p, const Sums& dp, const float (&delta)[side]) {
+#pragma unroll
+  for (int n = 0; n < side / 8; ++n) {
+    const float2 own = *reinterpret_cast<const float2*>(&delta[8 * n + static_cast<int>(threadIdx.x) % 4 * 2]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[4 * n + i] *= dp[4 * n + i] - (i % 2 ? own.y : own.x);
+  }
+}
+
+// Here and now: the compiler makes every product wait for the one before it if sums are set while some are under way.
+__device__ inline void clear(Sums& sums) {
+#pragma unroll
+  for (float& x : sums) x = 0;
+  settled(sums);
+}
+template <int PARTS>
+__device__ inline void clear(Sums (&sums)[PARTS]) {
+#pragma unroll
+  for (Sums& part : sums) clear(part);
+}
+
 // The block's tile of a.cu_q or a.cu_k, and key head: those of one tile are neighbours, as are their heads in memory.
 struct Place {
   kernel::Tile tile;

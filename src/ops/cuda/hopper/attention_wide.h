@@ -16,10 +16,6 @@ inline constexpr int wide_ring_part = wide_rows * side;  // elements of a part o
 // The parts of 64 columns whose sums a group has.
 inline constexpr int own_parts = wide_parts / wide_groups;
 using WideSums = Sums[own_parts];
-__device__ inline void settled(WideSums& sums) {
-#pragma unroll
-  for (int part = 0; part < own_parts; ++part) settled(sums[part]);
-}
 
 __device__ inline int wide_group() { return static_cast<int>(threadIdx.x) / group_threads; }
 
@@ -59,17 +55,6 @@ struct PartRing {
     fetching = after(fetching);
   }
 };
-
-// Here and now: the compiler makes every product wait for the one before it if sums are set while some are under way.
-__device__ inline void clear(Sums& sums) {
-#pragma unroll
-  for (float& x : sums) x = 0;
-  settled(sums);
-}
-__device__ inline void clear(WideSums& sums) {
-#pragma unroll
-  for (int part = 0; part < own_parts; ++part) clear(sums[part]);
-}
 
 // Copies `count` (of 64) rows of a head into a tile that stays.
 __device__ inline void copy_wide_tile(bf16_t* to, const bf16_t* from, std::int64_t width, int count) {

@@ -21,7 +21,8 @@ struct WideGradShared {
   bf16_t own[tiles][side * wide_dim];  // q and dout, k and v, or k
   bf16_t ring[stages][wide_ring_part];
   bf16_t exchange[wide_groups][part_elements];
-  float lse[2][wide_rows], delta[2][wide_rows];  // of the ring's queries, for one block of rows and the next
+  // Of the ring's queries, for one block of rows and the next, each group's.
+  float lse[2][wide_groups][side], delta[2][wide_groups][side];
 };
 
 // A block's walk over the other side: keys that its queries see, or the queries that see its keys, of one head after
@@ -89,24 +90,9 @@ struct WideFetch {
     const int thread = thread_number(), column = thread % wide_rows, query = row + column;
     const bool inside = query < walk.d.q_count, second = thread >= wide_rows;
     const float* const from = second ? delta_at(a, walk.d, head, query) : lse_at(a, walk.d, head, query);
-    copy_float((second ? shared.delta : shared.lse)[step % 2] + column, inside ? from : a.lse, inside);
+    copy_float(&(second ? shared.delta : shared.lse)[step % 2][column / side][column % side], inside ? from : a.lse,
+               inside);
   }
-};
-
-// The log-sum-exp and delta of the queries of a lane's scores: its two rows, or the columns of its elements.
-template <Of OF>
-struct QueryStatistics {
-  const float *lse, *delta;  // in shared memory, of the group's columns
-  float own_lse[2], own_delta[2];
-  __device__ float lse_of(int n, int i) const {
-    return OF == Of::dq ? own_lse[i / 2] : lse[column_in_sums(n, i)] * log2_e;
-  }
-  __device__ float delta_of(int n, int i) const {
-    return OF == Of::dq ? own_delta[i / 2] : delta[column_in_sums(n, i)];
-  }
-
- private:
-  __device__ static int column_in_sums(int n, int i) { return 8 * n + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2; }
 };
 
 template <Of OF>
@@ -128,13 +114,13 @@ __global__ void __launch_bounds__(wide_threads, 1) attention_wide_grad_kernel(At
   const int row = walk.first_row + static_cast<int>(threadIdx.x) / warp % 4 * 16 + lane / 4;  // and 8 more
   const int shift = d.k_count - d.q_count;
   const float scale = a.scale * log2_e;
-  QueryStatistics<OF> of{};
+  float lse[2] = {}, delta[2] = {};  // of the lane's two queries
   if constexpr (OF == Of::dq)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       if (const int own = row + 8 * half; own < d.q_count) {
-        of.own_lse[half] = *lse_at(a, d, place.head, own) * log2_e;
-        of.own_delta[half] = *delta_at(a, d, place.head, own);
+        lse[half] = *lse_at(a, d, place.head, own) * log2_e;
+        delta[half] = *delta_at(a, d, place.head, own);
       }
   WideSums sums;
   clear(sums);
@@ -154,22 +140,13 @@ __global__ void __launch_bounds__(wide_threads, 1) attention_wide_grad_kernel(At
     const int begin = walk.begin(block) + wide_group() * side;
     const int corner = OF == Of::dq ? walk.first_row + shift - begin : begin + shift - walk.first_row;
     const int distance = OF == Of::dq ? row + shift - begin - lane % 4 * 2 : begin + shift + lane % 4 * 2 - row;
-    of.lse = shared.lse[step % 2] + wide_group() * side, of.delta = shared.delta[step % 2] + wide_group() * side;
-    with_window(corner, d.window, [&](auto sees) {
-#pragma unroll
-      for (int n = 0; n < side / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int back = distance + (OF == Of::dq ? i / 2 * 8 - 8 * n - i % 2 : 8 * n + i % 2 - i / 2 * 8);
-          const float p = power_of_two(fmaf(scores[4 * n + i], scale, -of.lse_of(n, i)));
-          scores[4 * n + i] = sees(back) ? p : 0.0f;
-        }
-    });
-    if constexpr (OF != Of::dv)
-#pragma unroll
-      for (int n = 0; n < side / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) scores[4 * n + i] *= gradients[4 * n + i] - of.delta_of(n, i);
+    if constexpr (OF == Of::dq) {
+      query_probabilities(scores, scale, lse, corner, distance, d.window);
+      query_score_gradients(scores, gradients, delta);
+    } else {
+      key_probabilities(scores, scale, shared.lse[step % 2][wide_group()], corner, distance, d.window);
+      if constexpr (OF == Of::dk) key_score_gradients(scores, gradients, shared.delta[step % 2][wide_group()]);
+    }
     Operand operand;
     to_operand(operand, scores);
     add_wide_products(sums, operand, shared.exchange, ring, fetch);

@@ -47,6 +47,11 @@ __device__ inline void settled(float (&x)[N]) {
 #pragma unroll
   for (float& value : x) asm volatile("" : "+f"(value)::"memory");
 }
+template <int PARTS>
+__device__ inline void settled(Sums (&x)[PARTS]) {
+#pragma unroll
+  for (Sums& part : x) settled(part);
+}
 __device__ inline void settled(Operand& x) {
 #pragma unroll
   for (auto& columns : x)
