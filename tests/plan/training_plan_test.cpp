@@ -205,6 +205,16 @@ TEST(PlanTraining, OffloadsNothingWhereTheGpuSharesTheCpusMemory) {
   expect_in(refused, {"not enough memory: ", "short of", "--batch_size"});
   EXPECT_EQ(refused.find("host memory"), std::string::npos) << refused;
   EXPECT_EQ(refused.find("as asked"), std::string::npos) << refused;
+  // Where the state alone is too much, too, what is short is short of the least that layers can keep.
+  try {
+    FakeMachine(shared_cuda_backend(), 0, 220).plan(qwen3_14b(), four_rows);
+    ADD_FAILURE() << "209 GB of state in as many";
+  } catch (const MemoryRefusal& refusal) {
+    const auto gigabytes = [](const std::string& text) {
+      return std::stod(text.substr(text.rfind(": ", text.find(" short")) + 2));
+    };
+    EXPECT_NEAR(gigabytes(refusal.brief()), gigabytes(refusal.short_of()), 0.15) << refusal.short_of();
+  }
 }
 
 SO_LABEL(sweep, "PlanTraining.RefusesWhatCannotBe");
@@ -265,6 +275,9 @@ TEST(StateMisfit, LooksAtTheConfigAlone) {
   EXPECT_NO_THROW(check(cuda_backend(), 141, 100, {}));
   EXPECT_NO_THROW(check(cuda_backend(), 240, 1, {.offload_optimizer = OptimizerDevice::none}));
   EXPECT_NO_THROW(check(cpu_backend(), 0, 240, {}));
+  // A GPU that shares the CPU's memory makes weights of the masters that it owns, 14 bytes a parameter instead of 16.
+  EXPECT_NO_THROW(check(shared_cuda_backend(), 0, 240, {}));
+  EXPECT_NO_THROW(FakeMachine(shared_cuda_backend(), 0, 240).plan(qwen3_14b(), {4096, 0, 4096, 1}));
   request.optimizer_state_dtype = StatePrecision::bf16;
   EXPECT_NO_THROW(check(cpu_backend(), 0, 184, {}));
   expect_in(refusal([&] { check(cpu_backend(), 0, 172, {}); }), {"not enough"});
@@ -274,6 +287,7 @@ TEST(StateMisfit, LooksAtTheConfigAlone) {
         {std::cref(cuda_backend()), 141.0, 60.0, PlacementOptions{}},
         {std::cref(cuda_backend()), 141.0, 1000.0, PlacementOptions{.offload_optimizer = OptimizerDevice::none}},
         {std::cref(cuda_backend()), 141.0, 1000.0, PlacementOptions{.offload_ratio = 0.3}},
+        {std::cref(shared_cuda_backend()), 0.0, 240.0, PlacementOptions{.offload_ratio = 1}},
         {std::cref(cpu_backend()), 0.0, 230.0, PlacementOptions{}}})
     expect_in(refusal([&] { std::apply(check, machine_and_request); }), {"14.8 billion parameters", "not enough"});
 }

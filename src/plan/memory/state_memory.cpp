@@ -164,6 +164,11 @@ std::size_t elements_in(std::size_t memory, double bytes_of_an_element) {
   return static_cast<std::size_t>(static_cast<double>(memory) / bytes_of_an_element);
 }
 
+// Those of so many trained elements that the first units have, which are the device's.
+std::size_t owned_by_device(const ParameterLayout& layout, int device_units, std::size_t trained) {
+  return static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(trained));
+}
+
 // The device has a memory of its own. Gradients of what the host owns may move to the host, and slices of weights in
 // bf16 may be made of their masters, whoever owns these.
 MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t device_memory,
@@ -180,8 +185,7 @@ MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t dev
   };
   std::size_t owned =
       std::min(slice, elements_in(beyond(device_memory, weights), state + static_cast<double>(gradient)));
-  if (device_units)
-    owned = static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(slice));
+  if (device_units) owned = owned_by_device(layout, *device_units, slice);
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", weights);
   plan.add(MemoryKind::device, "optimizer state", state_of(owned));
@@ -205,22 +209,29 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
              trained = static_cast<std::size_t>(layout.trained_elements());
   const double state = state_bytes(formats.moments);
   const std::size_t weight = size_of(formats.weights), gradient = size_of(formats.gradients);
+  const bool narrow = formats.weights == DType::bf16;
   const auto state_of = [&](std::size_t elements) {
     return static_cast<std::size_t>(static_cast<double>(elements) * state);
   };
   MemoryPlan plan;
   if (!machine.device_memory) {
     const HeldByARank held = held_by_a_rank(layout, ranks, gathered);
-    plan.add(MemoryKind::device, "weights", (held.whole_weights + held.weight_slices) * weight);
+    const std::size_t slice = trained / static_cast<std::size_t>(ranks);
+    // Weights that a GPU which shares the CPU's memory makes of masters: of what it owns, or of slices, whoever owns
+    // these.
+    std::size_t made = 0;
+    if (narrow && machine.backend->own_processors)
+      made = ranks > 1 ? std::min(held.weight_slices, slice)
+                       : owned_by_device(layout, device_units.value_or(layout.units()), trained);
+    plan.add(MemoryKind::device, "weights", (held.whole_weights + held.weight_slices - made) * weight);
     plan.add(MemoryKind::device, "gradients", held.gradients * gradient);
-    plan.add(MemoryKind::pageable, "optimizer state", state_of(trained / static_cast<std::size_t>(ranks)));
+    plan.add(MemoryKind::pageable, "optimizer state", state_of(slice));
     return plan;
   }
   // Units that the device owns have gradients there. Units that the host owns only take turns on the device. Weights in
   // bf16 may be made of their masters for each use, whoever owns these.
-  const bool narrow = formats.weights == DType::bf16;
   const std::size_t owned =
-      device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(trained))
+      device_units ? owned_by_device(layout, *device_units, trained)
                    : std::min(trained, elements_in(*machine.device_memory,
                                                    state + static_cast<double>(gradient + (narrow ? 0 : weight))));
   plan.add(MemoryKind::device, "optimizer state", state_of(owned));

@@ -30,7 +30,7 @@ Candidate consider(const PlacementInputs& in, const Choice& choice, const Judge&
     c.choice.keep = keep;
     c.host_short = beyond(bytes, in.host_budget);
     c.fits = c.host_short == 0;
-    if (!state_fits) break;
+    if (!state_fits && !in.one_memory) break;  // in one memory what keeps less is short of less
   }
   if (!c.fits) return c;
   c.choice.spare_buckets = choose_spare_buckets(in, c.choice, *host_bytes);
