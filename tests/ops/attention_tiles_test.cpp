@@ -41,5 +41,21 @@ TEST(AttentionTiles, FitIntoThePlannedScratch) {
       }
 }
 
+// Gradients of heads of 256 and more are kernels of ours, which keep no dS and know no other order.
+TEST(AttentionTiles, AreNotForWideHeads) {
+  const auto device = make_dry_device(cuda_backend());
+  const auto ops = make_ops(*device);
+  for (const std::int64_t longest : {4'096, 131'072})
+    for (const std::int64_t dim : {256, 512})
+      for (const std::int64_t window : {0, 1'024})
+        for (const bool any_order : {false, true}) {
+          AttentionSize size{131'072, 131'072, 24, 4, dim, 32, longest, DType::bf16};
+          size.window = window, size.any_order = any_order;
+          const std::size_t row_sums = 131'072 * 24 * 4;
+          EXPECT_EQ(ops->memory().attention_grad(size), row_sums + 256) << longest << " " << dim << " " << window;
+          EXPECT_EQ(ops->memory().attention_grad_most(size), row_sums + 256) << longest << " " << dim << " " << window;
+        }
+}
+
 }  // namespace
 }  // namespace so
