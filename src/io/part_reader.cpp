@@ -115,7 +115,7 @@ WeightPiece PartReader::unpack(const TensorPart& part, const Mxfp4Matrix& matrix
   return piece;
 }
 
-// Of the two forms one, since the other is made of the same numbers.
+// Judges one of the two forms, since the other is made of the same numbers.
 void PartReader::judge(const TensorPart& part, const float* wide, const bf16* narrow) const {
   if (wide != nullptr)
     judge(part, wide, DType::f32);

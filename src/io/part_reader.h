@@ -37,13 +37,13 @@ class PartReader {
   PartReader(std::span<const Request> requests, std::size_t slot_bytes, PageCache cache, NonFinite non_finite);
 
   std::size_t elements_at_once(std::size_t request) const { return layouts_[request].elements; }
-  // Of a plain tensor, whose bytes it reads.
+  // Reads and converts a part of a plain tensor.
   WeightPiece read(const TensorPart& part, void* slot) const;
 
   // A packed matrix is read in chunks, in any order.
   static std::size_t chunks_of(const Mxfp4Matrix& matrix);
   void read_chunk(const PackedMatrix& packed, std::size_t chunk) const;
-  // Of a matrix that has been read.
+  // Makes a part of a matrix that has been read.
   WeightPiece unpack(const TensorPart& part, const Mxfp4Matrix& matrix, void* slot) const;
 
  private:

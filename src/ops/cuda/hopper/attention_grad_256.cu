@@ -27,7 +27,7 @@ struct QueryShared {
   bf16_t ring[3][tile_elements];  // v and k of a block of keys, v and k of the next, ...
 };
 
-// What one block has.
+// A block computes dq of so many rows of so many heads.
 struct QueryBlock {
   int rows, heads;
 };
@@ -75,12 +75,7 @@ __global__ void __launch_bounds__(threads, 1) attention_grad_256_query_kernel(At
   const int shift = d.k_count - d.q_count;
   const float scale = a.scale * log2_e;
   float lse[2] = {}, delta[2] = {};
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    if (const int own = row + 8 * half; own < d.q_count) {
-      lse[half] = *lse_at(a, d, head, own) * log2_e;
-      delta[half] = *delta_at(a, d, head, own);
-    }
+  load_statistics(lse, delta, a, d, head, row);
 
   RowSums dq;
   clear(dq);
@@ -135,7 +130,7 @@ __global__ void __launch_bounds__(threads, 1) attention_grad_256_query_kernel(At
 struct KeyShared {
   bf16_t own[groups][tile_elements];        // k, v
   bf16_t others[2][groups][tile_elements];  // q, dout, of this step and the next
-  // What the groups give each other: a thread's elements are those of the thread with its number in the other group.
+  // The groups give each other these: a thread's elements are those of the thread with its number in the other group.
   float4 gradients[side / 8][group_threads];      // dout v^T - delta
   uint4 probabilities[side / 16][group_threads];  // P^T, rounded
   float lse[2][side], delta[2][side];

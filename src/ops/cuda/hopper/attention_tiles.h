@@ -37,6 +37,18 @@ __device__ inline void with_window(int corner, int window, F&& f) {
     f([&](int back) { return back >= 0 && back < window; });
 }
 
+// Loads log-sum-exp, times log2_e, and delta of the lane's two queries, `row` and 8 more. What is of a row beyond the
+// document stays as it is.
+__device__ inline void load_statistics(float (&lse)[2], float (&delta)[2], const AttentionArguments& a,
+                                       const kernel::Document& d, int head, int row) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    if (const int own = row + 8 * half; own < d.q_count) {
+      lse[half] = *kernel::lse_at(a, d, head, own) * log2_e;
+      delta[half] = *kernel::delta_at(a, d, head, own);
+    }
+}
+
 // Scores of queries by keys become P = exp(scale score - lse) where a query sees a key, else 0: as powers of two, so
 // that `scale` and the log-sum-exps, of the lane's two queries, are times log2_e. `corner` and `distance` say how many
 // keys before the query's last one the key is, for the tile's first element and for the lane's.

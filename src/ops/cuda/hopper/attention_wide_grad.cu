@@ -21,7 +21,7 @@ struct WideGradShared {
   bf16_t own[tiles][side * wide_dim];  // q and dout, k and v, or k
   bf16_t ring[stages][wide_ring_part];
   bf16_t exchange[wide_groups][part_elements];
-  // Of the ring's queries, for one block of rows and the next, each group's.
+  // These are of the ring's queries, each group's, for one block of rows and for the next.
   float lse[2][wide_groups][side], delta[2][wide_groups][side];
 };
 
@@ -115,13 +115,7 @@ __global__ void __launch_bounds__(wide_threads, 1) attention_wide_grad_kernel(At
   const int shift = d.k_count - d.q_count;
   const float scale = a.scale * log2_e;
   float lse[2] = {}, delta[2] = {};  // of the lane's two queries
-  if constexpr (OF == Of::dq)
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      if (const int own = row + 8 * half; own < d.q_count) {
-        lse[half] = *lse_at(a, d, place.head, own) * log2_e;
-        delta[half] = *delta_at(a, d, place.head, own);
-      }
+  if constexpr (OF == Of::dq) load_statistics(lse, delta, a, d, place.head, row);
   WideSums sums;
   clear(sums);
   int block = 0;
