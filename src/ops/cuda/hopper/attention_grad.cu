@@ -129,10 +129,9 @@ __global__ void __launch_bounds__(group_threads, D == 64 ? 3 : 2)
                                 d.q_count - begin);
     copy_tile<D, group_threads>(shared.dout[stage], rows_of<D>(a.dout, d.q_begin + begin, head), a.dout.width,
                                 d.q_count - begin);
-    const int column = static_cast<int>(threadIdx.x) % side, query = begin + column;
-    const bool inside = query < d.q_count, second = static_cast<int>(threadIdx.x) >= side;
-    const float* const from = second ? delta_at(a, d, head, query) : lse_at(a, d, head, query);
-    copy_float((second ? shared.delta : shared.lse)[stage] + column, inside ? from : a.lse, inside);
+    const int column = static_cast<int>(threadIdx.x) % side;
+    const bool second = static_cast<int>(threadIdx.x) >= side;
+    copy_statistic((second ? shared.delta : shared.lse)[stage] + column, second, a, d, head, begin + column);
     if (++next_block == blocks) next_block = 0, ++next_head;
   };
   copy_tile<D, group_threads>(shared.k, rows_of<D>(a.k, d.k_begin + tile.first, kv_head), a.k.width, rows);

@@ -155,11 +155,8 @@ __global__ void __launch_bounds__(threads, 1) attention_grad_256_key_value_kerne
     copy_tile<dim, threads>(shared.others[stage][0], rows_of<dim>(a.q, d.q_begin + begin, head), a.q.width, count);
     copy_tile<dim, threads>(shared.others[stage][1], rows_of<dim>(a.dout, d.q_begin + begin, head), a.dout.width,
                             count);
-    if (thread < side) {
-      const bool inside = thread < count;
-      const float* const from = group == 1 ? delta_at(a, d, head, begin + thread) : lse_at(a, d, head, begin + thread);
-      copy_float((group == 1 ? shared.delta : shared.lse)[stage] + thread, inside ? from : a.lse, inside);
-    }
+    if (thread < side)
+      copy_statistic((group == 1 ? shared.delta : shared.lse)[stage] + thread, group == 1, a, d, head, begin + thread);
     if (++next_block == blocks) next_block = 0, ++next_head;
   };
   const std::int64_t own_row = d.k_begin + tile.first;

@@ -68,10 +68,9 @@ __global__ void __launch_bounds__(threads, 1) attention_grad_narrow_kernel(Atten
     const int first = tile * side, head = kv_head * heads + in_group;
     copy_two(shared.queries[stage][0], a.q, a.dout, d.q_begin + first, head, d.q_count - first, thread);
     if (thread >= 2 * side) return;
-    const int column = thread % side, query = first + column;
-    const bool inside = query < d.q_count, second = thread >= side;
-    const float* const from = second ? delta_at(a, d, head, query) : lse_at(a, d, head, query);
-    copy_float((second ? shared.delta : shared.lse)[stage] + column, inside ? from : a.lse, inside);
+    const int column = thread % side;
+    const bool second = thread >= side;
+    copy_statistic((second ? shared.delta : shared.lse)[stage] + column, second, a, d, head, first + column);
   };
   const int early = static_cast<int>(threadIdx.x) < 2 * group_threads ? static_cast<int>(threadIdx.x) : -1;
   for (int tile = max(begin - reach, 0); tile <= begin; ++tile) fetch_keys(tile, early);

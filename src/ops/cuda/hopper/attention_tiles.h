@@ -49,6 +49,14 @@ __device__ inline void load_statistics(float (&lse)[2], float (&delta)[2], const
     }
 }
 
+// Begins to copy a query's delta, or its log-sum-exp, to shared memory: zero beyond the document.
+__device__ inline void copy_statistic(float* to, bool is_delta, const AttentionArguments& a, const kernel::Document& d,
+                                      int head, int query) {
+  const bool inside = query < d.q_count;
+  const float* const from = is_delta ? kernel::delta_at(a, d, head, query) : kernel::lse_at(a, d, head, query);
+  copy_float(to, inside ? from : a.lse, inside);
+}
+
 // Scores of queries by keys become P = exp(scale score - lse) where a query sees a key, else 0: as powers of two, so
 // that `scale` and the log-sum-exps, of the lane's two queries, are times log2_e. `corner` and `distance` say how many
 // keys before the query's last one the key is, for the tile's first element and for the lane's.

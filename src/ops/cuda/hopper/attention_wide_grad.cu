@@ -87,11 +87,10 @@ struct WideFetch {
 
  private:
   __device__ void fetch_statistics(int row) {
-    const int thread = thread_number(), column = thread % wide_rows, query = row + column;
-    const bool inside = query < walk.d.q_count, second = thread >= wide_rows;
-    const float* const from = second ? delta_at(a, walk.d, head, query) : lse_at(a, walk.d, head, query);
-    copy_float(&(second ? shared.delta : shared.lse)[step % 2][column / side][column % side], inside ? from : a.lse,
-               inside);
+    const int thread = thread_number(), column = thread % wide_rows;
+    const bool second = thread >= wide_rows;
+    copy_statistic(&(second ? shared.delta : shared.lse)[step % 2][column / side][column % side], second, a, walk.d,
+                   head, row + column);
   }
 };
 
