@@ -74,8 +74,8 @@ run() {
   built=$(date +%s)
   rm -f "$directory/tests.xml"
   builds="$builds $directory"
-  # One more than there are cores: some tests wait for a process most of their time.
-  ctest --test-dir "$directory" -j "$((jobs + 1))" --output-on-failure --no-tests=error --output-junit tests.xml -LE gpu
+  # Two more than there are cores: some tests wait for a process, or for random delays, most of their time.
+  ctest --test-dir "$directory" -j "$((jobs + 2))" --output-on-failure --no-tests=error --output-junit tests.xml -LE gpu
   echo "== $directory: built in $((built - started)) s, tested in $(($(date +%s) - built)) s"
 }
 
