@@ -63,7 +63,9 @@ TEST_F(SelectionBiases, AreWrittenAsTheyAreInWhateverFormat) {
     const bool same = name.ends_with("e_score_correction_bias") || name.starts_with("model.layers.3.");
     ASSERT_TRUE(written.contains(name)) << name;
     EXPECT_EQ(written.at(name).dtype, same ? tensor.dtype : "BF16") << name;
-    if (same) EXPECT_EQ(written.at(name).bytes, tensor.bytes) << name;
+    if (same) {
+      EXPECT_EQ(written.at(name).bytes, tensor.bytes) << name;
+    }
   }
   EXPECT_EQ(model.files().carried_lines().size(), 2u);
 }

@@ -41,8 +41,9 @@ StepResult split_step(const ModelFixture& fixture, const DecoderSettings& settin
     const HostBatch slice = batch.slice(group.rank(), ranks);
     own = rig.step({slice}, 1.0 / static_cast<double>(batch.trained()));
     EXPECT_LE(rig.real_high_water(), rig.dry_high_water());
-    if (fixture.spec.experts.balance == 0)  // a step's alone have the routers' load-balancing loss
+    if (fixture.spec.experts.balance == 0) {  // a step's alone have the routers' load-balancing loss
       EXPECT_EQ(rig.losses(slice), own.losses) << "forward only";
+    }
   });
   StepResult sum = parts[0];
   for (int r = 1; r < ranks; ++r) {

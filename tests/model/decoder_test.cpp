@@ -129,7 +129,9 @@ TEST_P(FixtureTest, TheLossAloneIsTheLossOfTheStep) {
   // The same ops on the same numbers, so the same bits; 0 where nothing is trained.
   auto decoder = rig(plain_settings());
   const std::vector<float> losses = decoder.losses(batch);
-  if (fixture.spec.experts.balance == 0) EXPECT_EQ(losses, decoder.step(batch).losses);
+  if (fixture.spec.experts.balance == 0) {
+    EXPECT_EQ(losses, decoder.step(batch).losses);
+  }
   for (std::size_t i = 0; i < losses.size(); ++i) {
     if (batch.targets[i] < 0)
       EXPECT_EQ(losses[i], 0) << "token " << i;

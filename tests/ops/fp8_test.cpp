@@ -210,8 +210,9 @@ TEST_P(Fp8Quantise, SquaresOfColumns) {
   for (std::int64_t j = 0; j < k; ++j)
     for (std::int64_t i = 0; i < Fp8Matrix::width(n); ++i) {
       const std::int64_t c0 = j / 128 * 128, r0 = i / 128 * 128;
-      if (i % 128 == 0 && j % 128 == 0)
+      if (i % 128 == 0 && j % 128 == 0) {
         ASSERT_EQ(columns.scale(j, i), scale_of(largest_of(x, k, r0, std::min(n, r0 + 128), c0, c0 + 128)));
+      }
       ASSERT_EQ(columns.code(j, i), i < n ? nearest_code(x[i * k + j] / columns.scale(j, i)) : 0) << j << ", " << i;
     }
 }

@@ -237,7 +237,9 @@ TEST(Linear, FewTokensOfManyFeatures) {
         [&](auto l, auto j) { return x[l * s.in + j]; });
     std::size_t planned = 0;
     for (const Backend::Reserve& reserve : cpu_backend().libraries) planned += 2 * reserve.bytes;
-    if (!test::sanitized) EXPECT_LT(after, before + planned) << name_of(c.type);
+    if (!test::sanitized) {
+      EXPECT_LT(after, before + planned) << name_of(c.type);
+    }
   }
 }
 
