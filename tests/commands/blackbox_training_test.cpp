@@ -94,7 +94,7 @@ using Fp8Products = Blackbox;
 INSTANTIATE_TEST_SUITE_P(Models, Fp8Products, testing::Values("fp8-products"), test_name);
 
 // The loss is PyTorch's with operands in FP8, and not the one without: a run multiplies as its options say. A code that
-// rounding turns moves it a little, and so do the fewer bits with which a GPU adds up products in FP8.
+// rounding turns moves it a little; on an H200, which adds up such products with fewer bits, by 0.11 of the distance.
 TEST_P(Fp8Products, AreWhatARunMultiplies) {
   const json batch = read_json(fixture() / "expected.json").at("batch");
   const auto loss_of = [&](const char* fp8) {
@@ -108,7 +108,8 @@ TEST_P(Fp8Products, AreWhatARunMultiplies) {
     run_to_success(command().set(options));
     return read_metrics(output()).at(0).at("loss").get<double>();
   };
-  const double with = batch.at("loss"), without = batch.at("loss_without_fp8"), turned = 0.2 * std::abs(with - without);
+  const double with = batch.at("loss"), without = batch.at("loss_without_fp8");
+  const double turned = (on_gpu() ? 0.2 : 0.1) * std::abs(with - without);
   EXPECT_NEAR(loss_of("true"), with, turned);
   EXPECT_NEAR(loss_of("false"), without, kRelative * without);
 }
